@@ -75,6 +75,12 @@ COMMANDS = (
     ),
     Command("doctor", "rankscope.agent.doctor:main", "what works here, and what will be measured"),
     Command("db", "rankscope.server.cli:db", "inspect, upgrade and prune the database", "server"),
+    Command(
+        "token",
+        "rankscope.server.commands.token:token",
+        "who may read, write and administer",
+        "server",
+    ),
 )
 
 USAGE_ERROR = 2

@@ -45,13 +45,17 @@ Theme = Annotated[str, Query(pattern="^(light|dark)$")]
 Step = Annotated[int | None, Query(ge=0, le=2**53)]
 
 
-def install(app: FastAPI, source: Source) -> None:
+def install(app: FastAPI, source: Source, *, cookie: str = "") -> None:
     """Adds the pages, their figures, static files and error pages to the application.
+
+    Args:
+        cookie: who brings it is logged in, and can log out.
 
     Call it after the application's own error handlers are in place: those go on answering whatever
     is not a browser asking for a page.
     """
     templates = Jinja2Templates(directory=_FOLDER / "templates")
+    templates.env.globals["cookie"] = cookie
     app.include_router(_pages(templates, source), include_in_schema=False)
     app.include_router(_figures(source), include_in_schema=False)
     app.include_router(_figures_of_several(source), include_in_schema=False)
@@ -75,6 +79,10 @@ def _pages(templates: Jinja2Templates, source: Source) -> APIRouter:
     @router.get("/compare")
     def compare(request: Request) -> Response:
         return _page(templates, request, "compare.html", plotly=assets.plotly_name())
+
+    @router.get("/login")
+    def login(request: Request, next: str = "/", wrong: bool = False) -> Response:
+        return _page(templates, request, "login.html", next=next, wrong=wrong)
 
     @router.get("/runs/{run}")
     def run_page(request: Request, run: str) -> Response:

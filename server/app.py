@@ -18,6 +18,7 @@ from rankscope.server.api import (
     divergence,
     health,
     ingest,
+    login,
     problems,
     reference,
     runs,
@@ -25,6 +26,7 @@ from rankscope.server.api import (
     stream,
     verdict,
 )
+from rankscope.server.api.guard import COOKIE, Guard
 from rankscope.server.dashboard_data import DatabaseSource
 from rankscope.server.health import Health
 from rankscope.server.processes.background import background
@@ -84,20 +86,31 @@ def create_app(settings: Settings) -> FastAPI:
         api.include_router(module.router)
     app.include_router(api)
     app.include_router(health.router)
+    app.include_router(login.router)
 
     @app.get("/docs", include_in_schema=False)
     def docs() -> HTMLResponse:
         return HTMLResponse(reference.page(app.openapi()))
 
-    pages.install(app, DatabaseSource(engine))
+    pages.install(app, DatabaseSource(engine), cookie=COOKIE)
     app.add_middleware(_SecurityHeaders)
+    app.state.guard = Guard(
+        app.let_in, engine, hosts=settings.hosts, headers=pages.SECURITY_HEADERS
+    )
     return app
 
 
 class _Application(FastAPI):
-    """The application, with a way of their own for batches; see `ingest.directly`."""
+    """The application behind its guard, with a way of their own for batches.
+
+    See `guard.Guard` and `ingest.directly`.
+    """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.state.guard(scope, receive, send)
+
+    async def let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request that the guard lets through."""
         if scope["type"] != "http" or (scope["path"], scope["method"]) != _INGEST:
             await super().__call__(scope, receive, send)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import ipaddress
 import json
 import signal
 import socket
@@ -14,17 +15,17 @@ from typing import Any
 
 import uvicorn
 from sqlalchemy import Engine
-from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from rankscope.server.app import create_app
 from rankscope.server.commands import client
+from rankscope.server.commands.database import add_url, age, database_text, file_text, shown
 from rankscope.server.detectors.wording import count, listing, ranks
 from rankscope.server.evaluation.detector_settings import Given, read_file
 from rankscope.server.processes import supervisor
 from rankscope.server.settings import Settings, default_database
-from rankscope.server.storage import distribution, migrate, partitions, pruning
-from rankscope.server.storage.engine import open_engine
+from rankscope.server.storage import distribution, migrate, partitions, pruning, tokens
+from rankscope.server.storage.engine import open_engine, reading
 
 OK, FAILED, USAGE = client.OK, client.FAILED, client.USAGE
 UNREACHABLE, UNKNOWN_RUN = client.UNREACHABLE, client.UNKNOWN_RUN
@@ -37,7 +38,7 @@ def serve(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8642, help="port; 0 takes a free one")
-    parser.add_argument("--db", metavar="URL", help="SQLAlchemy URL; default: an SQLite file")
+    add_url(parser)
     parser.add_argument(
         "--workers", type=int, default=1, metavar="N", help="server processes; needs PostgreSQL"
     )
@@ -47,7 +48,22 @@ def serve(argv: Sequence[str]) -> int:
         metavar="FILE",
         help="TOML file that switches detectors off and sets their thresholds",
     )
+    parser.add_argument(
+        "--no-authentication",
+        action="store_true",
+        help="listen on an address that others reach although no token has been made: all of them "
+        "may then read and write everything",
+    )
+    parser.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="name, besides localhost, by which a proxy on this machine calls the server; may be "
+        "given several times",
+    )
     options = parser.parse_args(argv)
+    loopback = _is_loopback(options.host)
     try:
         settings = Settings(
             database=options.db or default_database(),
@@ -57,19 +73,28 @@ def serve(argv: Sequence[str]) -> int:
             # Several servers evaluate side by side as it is.
             background="process" if options.workers == 1 else "threads",
             detectors=read_file(options.detectors) if options.detectors else Given(),
+            hosts=tuple(name.lower() for name in options.allowed_host) if loopback else None,
         )
     except ValueError as error:
         return _complain(str(error))
     except OSError as error:
-        return _complain(_file_text(error))
+        return _complain(file_text(error))
     try:
         engine = open_engine(settings.database)
         migrate.upgrade(engine)
+        with reading(engine) as connection:
+            guarded = bool(tokens.by_digest(connection))
         engine.dispose()
     except migrate.SchemaError as error:
         return _complain(str(error))
     except (SQLAlchemyError, ImportError) as error:
-        return _complain(_database_text(settings.database, error))
+        return _complain(database_text(settings.database, error))
+    if not (loopback or guarded or options.no_authentication):
+        return _complain(
+            f"--host {options.host} lets others reach the server, and nobody would be asked who "
+            "they are. Make a token first (`rankscope token create NAME`, with the same --db), or "
+            "say --no-authentication"
+        )
     listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -91,6 +116,14 @@ def serve(argv: Sequence[str]) -> int:
         return supervisor.supervise(settings, listener, _listen, started)
     finally:
         listener.close()
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether an address to listen on is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def _listen(settings: Settings, listener: socket.socket, started: Callable[[], None]) -> int:
@@ -133,11 +166,11 @@ def db(argv: Sequence[str]) -> int:
         help="upgrade, current: its schema; prune: delete old runs; partition: cut large tables "
         "into ranges of runs, for cheap pruning; distribute: put them onto the nodes of Citus",
     )
-    parser.add_argument("--db", metavar="URL", help="SQLAlchemy URL; default: an SQLite file")
+    add_url(parser)
     parser.add_argument(
         "--older-than",
         metavar="AGE",
-        type=_age,
+        type=age,
         help="with prune: runs that nothing was heard of for this long, for example 90d or 36h",
     )
     parser.add_argument("--project", help="with prune: runs of this project alone")
@@ -162,7 +195,7 @@ def db(argv: Sequence[str]) -> int:
             )
         elif have is None:
             return _complain(
-                f"{_shown(settings.database)} is empty: no server has used it. Is it the right "
+                f"{shown(settings.database)} is empty: no server has used it. Is it the right "
                 "one? If so, `rankscope db upgrade` makes its tables"
             )
         elif have != head:
@@ -174,9 +207,9 @@ def db(argv: Sequence[str]) -> int:
     except (ValueError, migrate.SchemaError, partitions.NotPossible) as error:
         return _complain(str(error))
     except OSError as error:
-        return _complain(_file_text(error))
+        return _complain(file_text(error))
     except (SQLAlchemyError, ImportError) as error:
-        return _complain(_database_text(settings.database, error))
+        return _complain(database_text(settings.database, error))
     finally:
         if engine is not None:
             engine.dispose()
@@ -212,17 +245,6 @@ def _prune(options: argparse.Namespace, engine: Engine) -> None:
             f"{count(left, 'run')} left that no server has seen end: `rankscope serve` on this "
             "database takes them for lost within minutes"
         )
-
-
-def _age(text: str) -> float:
-    """Seconds of an age such as 90d, 36h or 15m."""
-    units = {"d": 86400.0, "h": 3600.0, "m": 60.0}
-    number, unit = text[:-1], text[-1:]
-    if unit not in units or not number.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no age; write for example 90d, 36h or 15m")
-    if not int(number):
-        raise argparse.ArgumentTypeError(f"{text!r} would be all runs; the least is 1m")
-    return int(number) * units[unit]
 
 
 def runs(argv: Sequence[str]) -> int:
@@ -344,27 +366,6 @@ def _listening_text(settings: Settings, error: OSError) -> str:
     if error.errno == errno.EACCES:
         return f"{text} Ports below 1024 are the system's: take a higher one."
     return f"{text} --host is an address of this machine; 0.0.0.0 stands for all of them."
-
-
-def _file_text(error: OSError) -> str:
-    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
-
-
-def _shown(url: str) -> str:
-    return make_url(url).render_as_string(hide_password=True)
-
-
-def _database_text(url: str, error: Exception) -> str:
-    reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-    shown = _shown(url)
-    parsed = make_url(url)
-    if parsed.get_backend_name() == "sqlite" and parsed.database:
-        folder = Path(parsed.database).absolute().parent
-        if not folder.is_dir():
-            return f"cannot use the database {shown}: there is no folder {folder}; make it first"
-    if isinstance(error, ImportError):
-        return f"{shown} needs a driver: pip install 'rankscope[postgres]' ({reason})"
-    return f"cannot use the database {shown}: {reason}. Is the address right, and may you write?"
 
 
 def _complain(text: str) -> int:

@@ -25,6 +25,7 @@ class Settings:
         evaluate: whether this server evaluates runs; off in tests that want to do it themselves.
         background: where it does so, and compacts: in a process of its own, or in `threads`.
         detectors: what the file of `--detectors` sets.
+        hosts: names besides localhost that requests may call the server by; None: any.
     """
 
     database: str
@@ -34,6 +35,7 @@ class Settings:
     workers: int = 1
     background: Literal["process", "threads"] = "threads"
     detectors: Given = field(default_factory=Given)
+    hosts: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         try:

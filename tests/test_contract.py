@@ -94,8 +94,6 @@ ALERT_FIELDS = """id run kind severity state title ranks tensors first_step last
 COMMAND_NAMES = "serve demo gate runs alerts report sync import export db token".split()
 # What has come since.
 COMMAND_NAMES += "compare show watch doctor check".split()
-# Of these, what is not built yet; a command leaves the list when it comes.
-COMMANDS_TO_COME = set("token".split())
 
 
 def test_kinds():
@@ -150,7 +148,7 @@ def test_the_agent_s_public_names():
 
 
 def test_commands():
-    assert {c.name for c in COMMANDS} == set(COMMAND_NAMES) - COMMANDS_TO_COME
+    assert {c.name for c in COMMANDS} == set(COMMAND_NAMES)
 
 
 @pytest.fixture(scope="module")

@@ -379,5 +379,6 @@ class Delivery:
             self._asked_until = now + outcome.retry_after
             pause = max(pause, outcome.retry_after)
         self._retry_at = now + pause
-        if self._failures_in_row >= self._pace.failures_reported:
+        # What a person has to put right does not pass by itself: a short run would end unreported.
+        if outcome.misdirected or self._failures_in_row >= self._pace.failures_reported:
             self._report("away", outcome.why)

@@ -137,9 +137,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("spool", nargs="?", metavar="SPOOL", help="folder; by default the spool")
     parser.add_argument("--server", help="URL of the server (RANKSCOPE_SERVER)")
+    parser.add_argument("--token", help="bearer token (RANKSCOPE_TOKEN)")
     given = parser.parse_args(arguments)
+    named = {"server": given.server, "token": given.token, "spool": given.spool}
     try:
-        options = resolve({"server": given.server, "spool": given.spool}, os.environ)
+        options = resolve(named, os.environ)
     except (TypeError, ValueError) as error:
         parser.error(str(error))
     if given.spool is not None and not options.spool.is_dir():

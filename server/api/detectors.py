@@ -26,6 +26,7 @@ from rankscope.server.evaluation.detector_settings import (
 )
 from rankscope.server.storage import detector_settings
 from rankscope.server.storage.engine import reading, writing
+from rankscope.server.storage.visibility import visible
 
 router = APIRouter(tags=["detectors"])
 
@@ -66,6 +67,7 @@ def list_detectors() -> models.Detectors:
 @router.get("/projects/{project:path}/detectors")
 def get_project(engine: Database, given: FromFile, project: Project) -> models.ProjectDetectors:
     """What runs of a project that begin now are judged by."""
+    _may_see(project)
     with reading(engine) as connection:
         return _of_project(connection, given, project)
 
@@ -100,9 +102,15 @@ def get_run_settings(engine: Database, run: RunId) -> models.DetectorSettings:
     )
 
 
+def _may_see(project: str) -> None:
+    if not visible(project):
+        raise Problem(404, f"there is no project {project!r}")
+
+
 def _save(
     engine: Engine, given: Given, project: str, changes: Mapping[str, Any], *, replace: bool
 ) -> models.ProjectDetectors:
+    _may_see(project)
     with writing(engine) as connection:
         before = (
             {}

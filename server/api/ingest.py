@@ -11,13 +11,19 @@ from typing import Any
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Request
+from sqlalchemy import Engine
 from starlette.datastructures import State
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rankscope.agent import wire
+from rankscope.server.api.guard import TOKEN
 from rankscope.server.api.models import Accepted
 from rankscope.server.api.problems import Problem
+from rankscope.server.storage import runs
+from rankscope.server.storage.engine import reading
+from rankscope.server.storage.tokens import Token
+from rankscope.server.storage.visibility import limited_to
 from rankscope.server.storage.writer import Closed
 
 router = APIRouter(tags=["ingest"])
@@ -117,6 +123,9 @@ async def _take(scope: Scope, receive: Receive, state: State) -> dict[str, Any]:
             batch = await to_thread.run_sync(_decode, kind, body, packed, limiter=_limiter(state))
         else:
             batch = _decode(kind, body, packed)
+        token: Token | None = scope.get(TOKEN)
+        if token is not None and token.projects is not None:
+            await to_thread.run_sync(_check_project, state.engine, batch, token)
         answer: wire.Answer = await state.writer.store(batch)
     except wire.WireError as error:
         state.counters.refused += 1
@@ -138,6 +147,24 @@ async def _take(scope: Scope, receive: Receive, state: State) -> dict[str, Any]:
         "dense_until": answer.dense_until,
         "hello_wanted": answer.hello_wanted,
     }
+
+
+def _check_project(engine: Engine, batch: wire.Batch, token: Token) -> None:
+    """Whoever is bound to projects writes to their runs alone.
+
+    Raises:
+        Problem: the batch is for another project's run, or would begin one.
+    """
+    with reading(engine) as connection, limited_to(None):
+        row = runs.find_run(connection, batch.run)
+    project = batch.project if row is None else row.project
+    assert token.projects is not None
+    if project not in token.projects:
+        raise Problem(
+            403,
+            f"token {token.name!r} may not write to the project of run {batch.run!r}; "
+            f"it is bound to {', '.join(sorted(token.projects))}",
+        )
 
 
 def _limiter(state: State) -> CapacityLimiter:

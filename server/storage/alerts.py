@@ -23,6 +23,7 @@ from sqlalchemy import (
 from rankscope.agent import wire
 from rankscope.server.storage import schema
 from rankscope.server.storage.plain import plain
+from rankscope.server.storage.visibility import of_visible
 from rankscope.server.window import Alert, Check, Status
 
 
@@ -135,6 +136,7 @@ def list_alerts(
     query = (
         select(a, r.c.id.label("run_id"), shown.label("shown"))
         .join(r, r.c.key == a.c.run)
+        .where(of_visible(r.c.project))
         .order_by(a.c.opened_at.desc(), a.c.id.desc())
     )
     for column, value in (
@@ -169,7 +171,7 @@ def get_alert(connection: Connection, alert_id: str) -> tuple[int, Alert] | None
     row = connection.execute(
         select(a, r.c.id.label("run_id"), _shown().label("shown"))
         .join(r, r.c.key == a.c.run)
-        .where(a.c.id == alert_id)
+        .where(a.c.id == alert_id, of_visible(r.c.project))
     ).first()
     return None if row is None else (row.run, _as_shown(row, row.run_id))
 
@@ -279,7 +281,7 @@ def silences(connection: Connection, *, now: float, run: int | None = None) -> l
     query = (
         select(s.c.id, r.c.id, s.c.kind, s.c.created_at, s.c.until, s.c.name, s.c.comment)
         .join(r, r.c.key == s.c.run)
-        .where(_holds(s.c.until, now))
+        .where(_holds(s.c.until, now), of_visible(r.c.project))
         .order_by(s.c.created_at, s.c.id)
     )
     if run is not None:
@@ -295,8 +297,14 @@ def longest(held: Iterable[Silence]) -> dict[tuple[str, str], Silence]:
 
 def delete_silence(connection: Connection, silence_id: str) -> bool:
     """Ends a silence; whether there was one."""
-    s = schema.silence
-    return connection.execute(delete(s).where(s.c.id == silence_id)).rowcount > 0
+    s, r = schema.silence, schema.run
+    run = connection.scalar(
+        select(s.c.run)
+        .join(r, r.c.key == s.c.run)
+        .where(s.c.id == silence_id, of_visible(r.c.project))
+    )
+    connection.execute(delete(s).where(s.c.run == run, s.c.id == silence_id))
+    return run is not None
 
 
 def _holds(until: ColumnElement[float | None], now: float) -> ColumnElement[bool]:

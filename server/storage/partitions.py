@@ -26,7 +26,8 @@ _LOCK_SECONDS = 10
 # What has rows for every run, but few: deleting them costs nothing.
 SMALL = frozenset(
     {
-        *("alert", "alert_event", "attempt", "finding_check", "judged_by", "layout", "lease"),
+        *("access_token", "alert", "alert_event", "attempt", "finding_check", "judged_by"),
+        *("layout", "lease"),
         *("metric", "project_settings", "rollup_mark", "run", "run_name", "server", "silence"),
         *("snapshot", "taken", "tensor_table"),
     }

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, or_, select, tuple_
 
 from rankscope.server.storage import schema
 from rankscope.server.storage.run_names import run_key
+from rankscope.server.storage.visibility import of_visible, visible
 
 
 def list_runs(
@@ -27,7 +28,8 @@ def list_runs(
         search: text that id or project contains.
     """
     r = schema.run
-    query = select(r).order_by(r.c.started_at.desc(), r.c.key.desc()).limit(limit + 1)
+    query = select(r).where(of_visible(r.c.project))
+    query = query.order_by(r.c.started_at.desc(), r.c.key.desc()).limit(limit + 1)
     if project is not None:
         query = query.where(r.c.project == project)
     if state is not None:
@@ -48,9 +50,10 @@ def list_runs(
 
 
 def find_run(connection: Connection, run_id: str) -> Any | None:
-    """The row of a run, by the id that users know."""
+    """The row of a run, by the id that users know; None where there is none to be seen."""
     key = run_key(connection, run_id)
-    return connection.execute(select(schema.run).where(schema.run.c.key == key)).first()
+    row = connection.execute(select(schema.run).where(schema.run.c.key == key)).first()
+    return row if row is not None and visible(row.project) else None
 
 
 def list_beside(connection: Connection, row: Any) -> list[Any]:

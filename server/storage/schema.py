@@ -439,6 +439,22 @@ project_settings = Table(
     Column("changed_at", Float, nullable=False),
 )
 
+# Who may do what; see `tokens.py`.
+access_token = Table(
+    "access_token",
+    metadata,
+    Column("id", String(16), primary_key=True),
+    Column("name", String(250), nullable=False),
+    # SHA-256 of the secret, as hexadecimal digits.
+    Column("digest", String(64), nullable=False, unique=True),
+    Column("scopes", JSON, nullable=False),
+    # NULL: all.
+    Column("projects", JSON(none_as_null=True), nullable=True),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float, nullable=True),
+    Column("revoked_at", Float, nullable=True),
+)
+
 # Servers that evaluate, each with the time up to which it is taken to live.
 server = Table(
     "server",

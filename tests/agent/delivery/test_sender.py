@@ -462,6 +462,20 @@ def test_memory_is_bounded_while_the_server_hangs(
     assert counters.waiting == 0
 
 
+def test_what_a_person_has_to_put_right_is_said_by_a_short_run_too(
+    collector: Collector, rank: Callable[..., Rank]
+) -> None:
+    collector.always = Reply(status=401, body={"detail": "this server asks for a token"})
+    one = rank(collector, pace=replace(QUICK, first_backoff=60.0, longest_backoff=60.0))
+    one.train(1)
+    collector.wait_for(lambda c: c.requests >= 1)
+    one.sender.close(timeout=0.5)
+
+    assert one.sender.counters.failures < 3
+    [said] = one.problems
+    assert "it answers 401, this server asks for a token" in said
+
+
 # ------------------------------------------------------------------------------- without server
 
 

@@ -1,0 +1,49 @@
+"""What commands that work on the database itself have in common: its address, what goes wrong."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from sqlalchemy.engine import make_url
+
+_UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0}
+
+
+def add_url(parser: argparse.ArgumentParser) -> None:
+    """Gives a command its `--db`."""
+    parser.add_argument("--db", metavar="URL", help="SQLAlchemy URL; default: an SQLite file")
+
+
+def age(text: str) -> float:
+    """Seconds of an age such as 90d, 36h or 15m."""
+    if not re.fullmatch(r"[0-9]+[dhm]", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no age; write for example 90d, 36h or 15m")
+    if not int(text[:-1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time at all; the least is 1m")
+    return int(text[:-1]) * _UNITS[text[-1]]
+
+
+def shown(url: str) -> str:
+    """A database URL without its password."""
+    return make_url(url).render_as_string(hide_password=True)
+
+
+def file_text(error: OSError) -> str:
+    """What is wrong with a file."""
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+
+
+def database_text(url: str, error: Exception) -> str:
+    """What is wrong with a database, and what to do."""
+    reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+    name = shown(url)
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite" and parsed.database:
+        folder = Path(parsed.database).absolute().parent
+        if not folder.is_dir():
+            return f"cannot use the database {name}: there is no folder {folder}; make it first"
+    if isinstance(error, ImportError):
+        return f"{name} needs a driver: pip install 'rankscope[postgres]' ({reason})"
+    return f"cannot use the database {name}: {reason}. Is the address right, and may you write?"

@@ -1,0 +1,179 @@
+"""`rankscope token create|list|revoke`: who may read, write and administer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from rankscope.server.commands.client import FAILED, OK, USAGE, complain, table
+from rankscope.server.commands.database import add_url, age, database_text, file_text
+from rankscope.server.settings import Settings, default_database
+from rankscope.server.storage import migrate, tokens
+from rankscope.server.storage.engine import open_engine, reading, writing
+from rankscope.server.storage.tokens import SCOPES, Token
+
+_USUAL = ("read", "write")
+_MAX_NAME = 250
+
+
+def token(argv: Sequence[str]) -> int:
+    """`rankscope token`; works on the database itself: who may write to it needs no token."""
+    options = _parser().parse_args(argv)
+    engine = None
+    try:
+        settings = Settings(database=options.db or default_database())
+        engine = open_engine(settings.database)
+        migrate.upgrade(engine)
+        code: int = options.do(engine, options)
+        return code
+    except (ValueError, migrate.SchemaError) as error:
+        complain(str(error))
+    except OSError as error:
+        complain(file_text(error))
+    except (SQLAlchemyError, ImportError) as error:
+        complain(database_text(settings.database, error))
+    finally:
+        if engine is not None:
+            engine.dispose()
+    return USAGE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rankscope token",
+        description="Make, list and revoke tokens. From the first one on the server asks for one\n"
+        "with every request; a server that runs takes notice within some seconds.",
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    actions = parser.add_subparsers(required=True, metavar="create|list|revoke")
+    create = actions.add_parser("create", help="make a token; its secret is shown this once")
+    create.add_argument("name", type=_name, help="what it is for, for example ci or cluster-3")
+    create.add_argument(
+        "--scope",
+        action="append",
+        choices=SCOPES,
+        help="read: look at runs; write: send batches, as agents do; admin: all that, and silence, "
+        "acknowledge and set. May be given several times; default: read and write",
+    )
+    create.add_argument(
+        "--project",
+        action="append",
+        type=_name,
+        metavar="NAME",
+        help="bind it to a project; may be given several times; default: all projects",
+    )
+    create.add_argument(
+        "--expires", type=age, metavar="AGE", help="for example 90d or 12h; default: never"
+    )
+    create.set_defaults(do=_create)
+    listed = actions.add_parser("list", help="the tokens there are, without their secrets")
+    listed.set_defaults(do=_list)
+    revoke = actions.add_parser("revoke", help="end a token for ever")
+    revoke.add_argument("id", help="its id, as `rankscope token list` has it")
+    revoke.set_defaults(do=_revoke)
+    for action in (create, listed, revoke):
+        add_url(action)
+        action.add_argument("--json", action="store_true", help="print JSON")
+    parser.epilog = "".join(a.format_usage() for a in (create, listed, revoke))
+    return parser
+
+
+def _create(engine: Engine, options: argparse.Namespace) -> int:
+    now = time.time()
+    with writing(engine) as connection:
+        made, secret = tokens.create(
+            connection,
+            name=options.name,
+            scopes=options.scope or _USUAL,
+            projects=options.project,
+            now=now,
+            expires_at=None if options.expires is None else now + options.expires,
+        )
+    if options.json:
+        print(json.dumps({**_fields(made, now), "token": secret}, indent=2))
+        return OK
+    print(secret)
+    complain(
+        f"token {made.id} ({made.name}): {_what(made)}. Its secret is not shown again; give it to "
+        "trainers and commands as RANKSCOPE_TOKEN"
+    )
+    return OK
+
+
+def _list(engine: Engine, options: argparse.Namespace) -> int:
+    now = time.time()
+    with reading(engine) as connection:
+        found = list(tokens.by_digest(connection).values())
+    if options.json:
+        print(json.dumps({"items": [_fields(t, now) for t in found]}, indent=2))
+    elif not found:
+        print("No tokens: whoever reaches the server may do everything.")
+    else:
+        rows = [("ID", "NAME", "SCOPES", "PROJECTS", "CREATED", "STATE")]
+        for one in found:
+            fields = _fields(one, now)
+            projects = "all" if one.projects is None else " ".join(fields["projects"])
+            state = fields["state"]
+            if state == "holds" and one.expires_at is not None:
+                state = f"until {_day(one.expires_at)}"
+            row = (one.id, one.name, " ".join(one.scopes), projects, _day(one.created_at), state)
+            rows.append(row)
+        print(*table(rows), sep="\n")
+    return OK
+
+
+def _revoke(engine: Engine, options: argparse.Namespace) -> int:
+    now = time.time()
+    with writing(engine) as connection:
+        gone = tokens.revoke(connection, options.id, now=now)
+    if gone is None:
+        complain(f"there is no token {options.id!r}; `rankscope token list` shows which there are")
+        return FAILED
+    if options.json:
+        print(json.dumps(_fields(gone, now), indent=2))
+    else:
+        print(f"{gone.id} ({gone.name}) revoked")
+    return OK
+
+
+def _fields(one: Token, now: float) -> dict[str, Any]:
+    state = "revoked" if one.revoked_at is not None else "holds" if one.holds(now) else "expired"
+    return {
+        "id": one.id,
+        "name": one.name,
+        "scopes": list(one.scopes),
+        "projects": None if one.projects is None else sorted(one.projects),
+        "created_at": _time(one.created_at),
+        "expires_at": _time(one.expires_at),
+        "revoked_at": _time(one.revoked_at),
+        "state": state,
+    }
+
+
+def _what(one: Token) -> str:
+    where = "all projects" if one.projects is None else ", ".join(sorted(one.projects))
+    end = "" if one.expires_at is None else f", until {_day(one.expires_at)}"
+    return f"{' and '.join(one.scopes)} in {where}{end}"
+
+
+def _day(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _time(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
+def _name(text: str) -> str:
+    if not text.strip() or len(text) > _MAX_NAME or not text.isprintable():
+        raise argparse.ArgumentTypeError(
+            f"a name has 1 to {_MAX_NAME} printable characters, not {text[:40]!r}"
+        )
+    return text
