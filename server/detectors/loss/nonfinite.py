@@ -309,6 +309,10 @@ def _explained(incident: _NonFinite, rate: str) -> tuple[str, str]:
         )
     if incident.world == 1:
         place = "What made it was not seen: the step was not sampled in full, or not on a host."
+    elif incident.posting == 1:
+        place = (
+            "One rank alone has a loss at that step: whether the others had it, too, is not known."
+        )
     else:
         place = (
             f"All {count(incident.posting, 'rank')} had it at the same step, so it probably came "

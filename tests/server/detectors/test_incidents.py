@@ -54,6 +54,16 @@ def test_the_learning_rate_that_rose_before_is_named():
     assert alert.evidence["lr_step"] == 195
 
 
+def test_of_one_rank_that_has_a_loss_nothing_is_said_of_the_others():
+    loss = noise(0).series["loss"]
+    loss[:, 200:] = np.nan
+    one = np.zeros(loss.shape, dtype=bool)
+    one[3] = True  # the last stage of a pipeline, say
+    (alert,) = judge(replace(trace(loss), present={"loss": one}), [LossNonFinite()]).alerts
+    assert "One rank alone has a loss at that step" in alert.cause
+    assert "All 1" not in alert.cause
+
+
 def test_no_loss_at_all_is_no_pass():
     empty = Trace("none", 0, np.arange(5), {"loss": np.zeros((2, 5))})
     empty = replace(empty, present={"loss": np.zeros((2, 5), dtype=bool)})
