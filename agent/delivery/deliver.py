@@ -77,7 +77,6 @@ class Delivery:
         on_connected: called when the server has answered for the first time.
         uploader_faults: contains what fails in dealing with the uploader's process.
         on_uploader_lost: called with the reason, once, when posts are made here again.
-        keep_refused: the files of batches that the server refuses stay, as `*.refused`.
 
     Attributes:
         hello_wanted: the server asked this process for a hello that it has not been given yet.
@@ -101,7 +100,6 @@ class Delivery:
         on_connected: Callable[[], None] = lambda: None,
         uploader_faults: AbstractContextManager[Any] | None = None,
         on_uploader_lost: Callable[[str], None] = lambda why: None,
-        keep_refused: bool = False,
     ) -> None:
         self._queue = queue
         self._server = server
@@ -112,7 +110,6 @@ class Delivery:
         self._on_connected = on_connected
         self._uploader_faults = uploader_faults or contextlib.nullcontext()
         self._on_uploader_lost = on_uploader_lost
-        self._keep_refused = keep_refused
         self.hello_wanted = True
         self.dense_until: int | None = None
         self.rows_refused = False
@@ -342,7 +339,7 @@ class Delivery:
                 self._on_connected()
         elif isinstance(outcome, TooLarge):
             if not self._queue.split(entry, body):
-                self._give_up(entry, "too_large")
+                self._queue.give_up(entry, "too_large")
                 self._report("too_large", "the server takes no body as large as one fingerprint")
         else:
             self._refused(entry, body, outcome)
@@ -352,17 +349,14 @@ class Delivery:
             # A server that was not updated before its trainers: what it can read is enough.
             self.rows_refused = True
             return
-        self._give_up(entry, "refused")
+        stays = self._queue.give_up(entry, "refused")
         self._hellos_refused += entry.hello
         self._report(
             "refused",
-            f"the server refuses a batch, so its {entry.points} points are lost: {outcome.why}",
+            f"the server refuses a batch, so its {entry.points} points are lost"
+            + (f" (it stays in {entry.folder.folder} as *.refused)" if stays else "")
+            + f": {outcome.why}",
         )
-
-    def _give_up(self, entry: Entry, reason: str) -> None:
-        if self._keep_refused:
-            entry.folder.set_aside(entry.seq, "refused")
-        self._queue.give_up(entry, reason)
 
     def _back_off(self, outcome: Away) -> None:
         self._failures += 1

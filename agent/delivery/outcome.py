@@ -15,11 +15,12 @@ from typing import Any
 from rankscope.agent import wire
 from rankscope.agent.delivery.http import NoReply, Reply, readable
 
-# What a person has to put right first: the token, the address, a proxy. Nothing is wrong with the
-# batch, so it is kept.
+# What a person has to put right first: the token, the address. Nothing is wrong with the batch, so
+# it is kept.
 _MISDIRECTED = frozenset({401, 403, 404, 405, 407, 421})
-# Of the other 4xx only these say "later"; the rest are final.
+# Of the other 4xx only these say "later"; the rest are final, if they are the server's own.
 _LATER = frozenset({408, 425, 429})
+_ROUTE = "/api/v1/ingest"
 _LONGEST_RETRY_AFTER = 600.0
 # How the decoder of every version refuses those after it.
 _OF_THE_VERSION = "v: version "
@@ -56,7 +57,7 @@ class TooLarge:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The server will never take this batch; `why` is its own explanation."""
+    """Our server will never take this batch; `why` is its own explanation."""
 
     why: str
 
@@ -85,7 +86,10 @@ def outcome_of(reply: Reply | NoReply) -> Outcome:
     if status in _MISDIRECTED or 300 <= status < 400:
         return Away(why, misdirected=True)
     if 400 <= status < 500 and status not in _LATER:
-        return Refused(why)
+        if _of_our_server(status, text):
+            return Refused(why)
+        # A proxy in between knows nothing of the batch: nothing is lost for what it says.
+        return Away(why, misdirected=True)
     return Away(why, retry_after=_retry_after(reply.retry_after))
 
 
@@ -101,6 +105,12 @@ def _answer(text: bytes) -> wire.Answer | None:
         dense_until=dense_until if isinstance(dense_until, int) else None,
         hello_wanted=plain.get("hello_wanted") is True,
     )
+
+
+def _of_our_server(status: int, text: bytes) -> bool:
+    """Whether a refusal has the shape of our server's, which names its status and the route."""
+    plain = _object(text)
+    return plain.get("status") == status and str(plain.get("instance")).endswith(_ROUTE)
 
 
 def _problem(text: bytes) -> str:

@@ -10,6 +10,9 @@ from rankscope.agent import wire
 from rankscope.agent.delivery.spool import DamagedFile, SpoolFolder
 
 _READS = 10
+# Batches of this process that are kept although the server refuses them: enough for a person to see
+# what is wrong with them all.
+_MOST_SET_ASIDE = 100
 
 
 @dataclass(slots=True)
@@ -66,6 +69,7 @@ class BatchQueue:
         self._on_fault = on_fault
         self._in_memory = 0
         self._on_disk = 0
+        self._set_aside = 0
         self.disk_problem = ""
 
     def __len__(self) -> int:
@@ -128,10 +132,23 @@ class BatchQueue:
         if self.begins_with(entry):
             self._pop(None)
 
-    def give_up(self, entry: Entry, reason: str) -> None:
-        """The server will never take it."""
-        if self.begins_with(entry):
-            self._pop(reason)
+    def give_up(self, entry: Entry, reason: str) -> bool:
+        """The server will never take it: it stays on disk, as `*.refused`, and is sent no more.
+
+        Of this process's the first 100 stay: one that is refused throughout must not fill the disk.
+
+        Returns:
+            Whether it stays.
+        """
+        if not self.begins_with(entry):
+            return False
+        stays = not entry.own or self._set_aside < _MOST_SET_ASIDE
+        stays = stays and (entry.body is None or self._write(entry))
+        if stays:
+            self._set_aside += entry.own
+            entry.folder.set_aside(entry.seq, "refused")
+        self._pop(reason)
+        return stays
 
     def split(self, entry: Entry, body: bytes) -> bool:
         """Put two halves in the place of the oldest batch; False where it has but one thing."""

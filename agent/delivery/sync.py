@@ -79,7 +79,7 @@ def sync(
     # Nothing is put into this one: each folder has its own, so that a file which cannot be read
     # holds up those of its process alone.
     nothing = BatchQueue(SpoolFolder(folder), lose=lose)
-    delivery = Delivery(nothing, server, token, pace=_PACE, keep_refused=True)
+    delivery = Delivery(nothing, server, token, pace=_PACE)
     delivery.connect()
     away = False
     for place in folders_below(folder):

@@ -20,7 +20,8 @@ class Reply:
     """What the collector does with a request instead of taking it.
 
     `action`: `answer` with `status`, `hang` until the collector stops, `close` the connection
-    without an answer, or `lose` the answer after the batch was stored.
+    without an answer, or `lose` the answer after the batch was stored. An error whose `body` has
+    fields has those, too, by which the server's own are known.
     """
 
     action: str = "answer"
@@ -200,12 +201,14 @@ class _Handler(BaseHTTPRequestHandler):
         collector.authorizations.append(self.headers.get("Authorization"))
         reply = collector.next_reply(len(body))
         status, headers, content = reply.status, reply.headers, reply.body
+        if status >= 400 and isinstance(content, dict):
+            content = {"status": status, "instance": self.path, **content}
         if reply.action == "lose" or (reply.action == "answer" and status == 200 and not content):
             try:
                 content = collector.take(body)
             except wire.WireError as error:
                 status = 422
-                content = {"title": "Unprocessable", "status": 422, "detail": str(error)}
+                content = {"status": 422, "instance": self.path, "detail": str(error)}
         # Before the answer, so that whoever has it can rely on the counts.
         collector.saw()
         if collector.held is not None:

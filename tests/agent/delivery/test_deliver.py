@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from pathlib import Path
 
 import pytest
 
@@ -82,6 +83,45 @@ def test_a_final_no(collector: Collector, posting: Posting, status: int) -> None
     collector.always = Reply(status=status, body={"title": "No", "detail": "rank: is missing"})
 
     assert posting.post() == Refused(f"it answers {status}, rank: is missing")
+
+
+@pytest.mark.parametrize("status", [400, 409, 410, 415, 418, 422, 431, 451])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "<h1>Bad Request</h1>",
+        '{"title": "Gone", "status": 410, "detail": "no such tenant", "instance": "/tenants/7"}',
+    ],
+)
+def test_a_no_of_a_proxy_ends_no_batch(
+    collector: Collector, posting: Posting, status: int, body: str
+) -> None:
+    collector.always = Reply(status=status, body=body)
+
+    outcome = posting.post()
+
+    assert isinstance(outcome, Away)
+    assert outcome.misdirected
+    collector.always = None
+    assert isinstance(posting.post(), Accepted)
+    assert posting.lost == {}
+
+
+def test_what_the_server_refuses_stays_on_disk_up_to_a_bound(
+    collector: Collector, deliver_to: DeliverTo, tmp_path: Path
+) -> None:
+    collector.always = Reply(status=422, body={"detail": "rank: is missing"})
+    one = deliver_to(collector.url)
+    for seq in range(120):
+        one.queue.put(seq, wire.encode(wire.Batch(run="r", rank=0, seq=seq)), points=1, hello=False)
+        assert isinstance(one.post(), Refused)
+
+    kept = sorted(tmp_path.rglob("*.refused"))
+    assert len(kept) == 100
+    assert not list(tmp_path.rglob("*.batch"))
+    assert kept[7].name == "000007.refused"
+    assert wire.encode(wire.Batch(run="r", rank=0, seq=7)) in kept[7].read_bytes()
+    assert one.lost == {"refused": 120}
 
 
 def test_the_servers_own_explanation_comes_from_the_problem(
