@@ -8,6 +8,7 @@ all of it is counted, for `/metrics`.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -25,6 +26,27 @@ _MAX_RESTART_PAUSE_S = 30.0
 _SHORT_LIFE_S = 60.0
 
 
+class Sparingly:
+    """Says the same thing again after a while only, and how often it happened meanwhile."""
+
+    def __init__(self, seconds: float = 10.0) -> None:
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._next = -math.inf
+        self._unsaid = 0
+
+    def warn(self, logger: logging.Logger, text: str) -> None:
+        """Logs a line, or counts it."""
+        with self._lock:
+            now = time.monotonic()
+            if now < self._next:
+                self._unsaid += 1
+                return
+            again = f" ({self._unsaid} more since the last line)" if self._unsaid else ""
+            self._next, self._unsaid = now + self._seconds, 0
+        logger.warning("%s%s", text, again)
+
+
 class Health:
     """What is reported of the background work of one process, and of the process beside it.
 
@@ -38,6 +60,7 @@ class Health:
         self._missing: dict[str, str] = {}
         self._counts: Counter[str] = Counter()
         self._failing: dict[str, int] = {}
+        self._unwritable = ""
         self._beside: Mapping[str, Any] = {}
 
     def count(self, what: str) -> None:
@@ -53,6 +76,15 @@ class Health:
                 return
             self._failing[work] = runs
         self.changed()
+
+    @property
+    def unwritable(self) -> str:
+        """Why the last batches could not be stored; empty where they were."""
+        return self._unwritable
+
+    def wrote(self, problem: str = "") -> None:
+        """Batches were stored, or could not be for what the database says."""
+        self._unwritable = problem
 
     def missing(self, name: str, why: str) -> None:
         """A part has ended, and is to be started again."""

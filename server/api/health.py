@@ -10,8 +10,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rankscope.server.api.deps import Database
 from rankscope.server.api.problems import Problem
+from rankscope.server.health import Health
 from rankscope.server.storage import migrate, statistics
-from rankscope.server.storage.engine import reading
+from rankscope.server.storage.engine import reading, touch, why
 
 router = APIRouter(tags=["health"])
 
@@ -26,9 +27,10 @@ def healthz() -> dict[str, str]:
 
 @router.get("/readyz")
 def readyz(request: Request, engine: Database) -> dict[str, str]:
-    """The database answers, has the schema that this server works with, and all threads are there.
+    """The database answers, takes what is written, has the right schema, and all threads are there.
 
-    One that has ended unexpectedly is started again; the server is not ready until then.
+    One that has ended unexpectedly is started again; the server is not ready until then. Whether
+    the database takes anything is tried where the last batches could not be stored.
     """
     try:
         have = migrate.current(engine)
@@ -38,7 +40,14 @@ def readyz(request: Request, engine: Database) -> dict[str, str]:
         raise Problem(
             503, f"the database has schema {have}, not {migrate.head()}: rankscope db upgrade"
         )
-    missing = request.app.state.health.report()["missing"]
+    state: Health = request.app.state.health
+    if state.unwritable:
+        try:
+            touch(engine)
+        except SQLAlchemyError as error:
+            raise Problem(503, f"the database takes nothing: {why(error)}") from error
+        state.wrote()
+    missing = state.report()["missing"]
     if missing:
         what = "; ".join(f"{name}: {why}" for name, why in sorted(missing.items()))
         raise Problem(

@@ -9,13 +9,19 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from sqlalchemy.exc import DataError
+from sqlalchemy.exc import DataError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from rankscope.server.health import Sparingly
+from rankscope.server.storage.engine import why
 
 CONTENT_TYPE = "application/problem+json"
 
 # Enough for all kinds there are.
 _MAX_DETAIL = 2000
+_RETRY_AFTER_SECONDS = 5
 
 _logger = logging.getLogger(__name__)
 
@@ -85,6 +91,22 @@ def install(app: FastAPI) -> None:
         # For example a NUL, which PostgreSQL's texts cannot hold: so there is nothing of that name.
         detail = f"the database knows no such value: {str(error.orig).splitlines()[0]}"
         return answer(422, detail, instance=request.url.path)
+
+    failures = Sparingly()
+
+    async def away(request: Request, error: Exception) -> Response:
+        failures.warn(_logger, f"{request.method} {request.url.path}: {why(error)}")
+        detail = f"the database does not answer, or takes nothing: {why(error)}; send it again"
+        headers = {"Retry-After": str(_RETRY_AFTER_SECONDS)}
+        return answer(503, detail, instance=request.url.path, headers=headers)
+
+    for kind in (OperationalError, InterfaceError, PoolTimeout):
+        app.add_exception_handler(kind, away)
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        _logger.debug("%s %s was broken off", request.method, request.url.path)
+        return Response(status_code=400)  # nobody reads it
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:

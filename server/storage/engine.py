@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import make_url
 
 # SQLite has one writer at a time. Waiting for it here is fair and never times out; waiting inside
@@ -71,6 +71,22 @@ def open_engine(url: str) -> Engine:
     event.listen(engine, "begin", _begin_sqlite)
     _writers[engine] = _Turn(parsed.database)
     return engine
+
+
+def why(error: Exception) -> str:
+    """What a database says is wrong, in one line."""
+    lines = str(getattr(error, "orig", None) or error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def touch(engine: Engine) -> None:
+    """Writes something that changes nothing, to find out whether the database takes it.
+
+    Raises:
+        SQLAlchemyError: it does not.
+    """
+    with writing(engine) as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = version_num"))
 
 
 @contextmanager

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from rankscope.agent import wire
-from rankscope.server.health import Health, Kept
+from rankscope.server.health import Health, Kept, Sparingly
 from rankscope.server.storage.dictionary import Dictionaries
-from rankscope.server.storage.engine import writing
+from rankscope.server.storage.engine import why, writing
 from rankscope.server.storage.ingest import check, store_batches
 
 _logger = logging.getLogger(__name__)
@@ -54,9 +55,9 @@ class Writer:
         self._arrived = threading.Condition()
         self._closed = False
         self._stopping = threading.Event()
-        self._thread = Kept(
-            "writer", self._work, health=health or Health(), stopping=self._stopping
-        )
+        self._health = health or Health()
+        self._failures = Sparingly()
+        self._thread = Kept("writer", self._work, health=self._health, stopping=self._stopping)
 
     def start(self) -> None:
         """Starts the thread."""
@@ -123,10 +124,11 @@ class Writer:
 
     def _outcomes(self, group: list[_Waiting]) -> Sequence[wire.Answer | Exception]:
         try:
-            return self._store(group)
-        except (InterfaceError, OperationalError) as error:
+            stored = self._store(group)
+        except (InterfaceError, OperationalError, PoolTimeout) as error:
             # The database is away, or its disk full: for each of them.
-            _logger.exception("%d batches could not be stored", len(group))
+            self._health.wrote(why(error))
+            self._failures.warn(_logger, f"{len(group)} batches could not be stored: {why(error)}")
             return [error] * len(group)
         except wire.WireError as error:
             # Refused for what is in the database already: no fault of this server's.
@@ -135,6 +137,8 @@ class Writer:
             _logger.exception("a transaction with %d batches failed", len(group))
             # One that cannot be stored must not take the others with it.
             return [error] if len(group) == 1 else [self._outcomes([one])[0] for one in group]
+        self._health.wrote()
+        return stored
 
     def _store(self, group: list[_Waiting]) -> list[wire.Answer]:
         try:

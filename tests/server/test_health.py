@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 import pytest
 
 from rankscope.server import health
 from rankscope.server.app import create_app
 from rankscope.server.evaluation.budget import Budget, Overdue
-from rankscope.server.health import Failures, Health, Kept
+from rankscope.server.health import Failures, Health, Kept, Sparingly
 from rankscope.server.settings import Settings
 from tests.support.api import check_problem
 from tests.support.serve_app import serve_app
@@ -160,3 +161,16 @@ def test_what_never_returns_is_ended_and_what_does_is_not():
     finally:
         stopping.set()
         watching.join(30)
+
+
+def test_the_same_failure_is_said_sparingly(caplog):
+    logger = logging.getLogger("rankscope.test")
+    sparingly = Sparingly(seconds=0.2)
+    for _ in range(50):
+        sparingly.warn(logger, "disk full")
+    time.sleep(0.25)
+    sparingly.warn(logger, "disk full")
+    assert [r.message for r in caplog.records] == [
+        "disk full",
+        "disk full (49 more since the last line)",
+    ]
