@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
-import urllib3
+from rankscope.agent import wire
+from rankscope.server.rest_client import Answer, NoAnswer, RestClient, add_server
 
-DEFAULT_SERVER = "http://127.0.0.1:8642"
 OK, FAILED, USAGE, UNREACHABLE, UNKNOWN_RUN = 0, 1, 2, 3, 4
 
 _MAX_WIDTH = 48
@@ -33,22 +30,8 @@ class Refused(Exception):
         self.code = code
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    """A server and who asks it.
-
-    Attributes:
-        address: URL without a slash at its end.
-        token: bearer token, or None.
-    """
-
-    address: str
-    token: str | None = None
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Of every request."""
-        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+class Server(RestClient):
+    """A server and who asks it; what is no answer is a refusal, with what it comes to."""
 
     def get(
         self,
@@ -68,36 +51,16 @@ class Server:
             if value is not None:
                 each = [value] if isinstance(value, str) else value
                 fields += [(name, one) for one in each]
-        try:
-            answer = urllib3.request(
-                "GET",
-                f"{self.address}{prefix}{path}",
-                fields=fields,
-                headers=self.headers,
-                timeout=timeout,
-                retries=False,
-            )
-        except urllib3.exceptions.HTTPError as error:
-            raise unreachable(self.address, error) from error
-        return self.read(answer.status, answer.data)
+        return self._read(lambda: self.ask(prefix + path, fields, timeout=timeout))
 
-    def read(self, status: int, data: bytes) -> dict[str, Any]:
-        """The JSON of an answer.
+    def send(self, batch: wire.Batch) -> dict[str, Any]:
+        """What the server says to a batch.
 
         Raises:
-            Refused: it is none of this server, or an error.
+            Refused: as `get`.
         """
-        try:
-            body = json.loads(data)
-        except ValueError:
-            body = None
-        if not isinstance(body, dict):
-            text = f"{self.address} answers something else than Rankscope would"
-            raise Refused(UNREACHABLE, text)
-        if status != 200:
-            code = UNKNOWN_RUN if status == 404 else FAILED
-            raise Refused(code, str(body.get("detail", body)))
-        return body
+        body = wire.encode(batch)
+        return self._read(lambda: self.post("/api/v1/ingest", body, wire.CONTENT_TYPE))
 
     def items(self, path: str, query: Query | None = None) -> list[Any]:
         """All items of a list, page by page.
@@ -114,27 +77,27 @@ class Server:
             if cursor is None:
                 return found
 
-
-def unreachable(address: str, error: Exception) -> Refused:
-    """What there is to say where no answer came."""
-    reason = str(getattr(error, "reason", None) or error).rstrip(".")
-    return Refused(UNREACHABLE, f"{address} does not answer: {reason}. Is the server running?")
+    def _read(self, ask: Callable[[], Answer]) -> dict[str, Any]:
+        try:
+            answer = ask()
+        except NoAnswer as error:
+            text = (
+                f"{self.address} does not answer: {str(error).rstrip('.')}. Is the server running?"
+            )
+            raise Refused(UNREACHABLE, text) from error
+        if answer.body is None:
+            text = f"{self.address} answers something else than Rankscope would"
+            raise Refused(UNREACHABLE, text)
+        if answer.status != 200:
+            code = UNKNOWN_RUN if answer.status == 404 else FAILED
+            raise Refused(code, str(answer.body.get("detail", answer.body)))
+        return answer.body
 
 
 def parser(name: str, text: str, *, prints_json: bool = True) -> argparse.ArgumentParser:
     """A parser with the arguments that all of these commands have."""
     made = argparse.ArgumentParser(prog=f"rankscope {name}", description=text)
-    made.add_argument(
-        "--server",
-        type=_address,
-        default=os.environ.get("RANKSCOPE_SERVER") or DEFAULT_SERVER,
-        help=f"URL of the server; default: RANKSCOPE_SERVER, or {DEFAULT_SERVER}",
-    )
-    made.add_argument(
-        "--token",
-        default=os.environ.get("RANKSCOPE_TOKEN"),
-        help="bearer token; default: RANKSCOPE_TOKEN",
-    )
+    add_server(made)
     if prints_json:
         made.add_argument("--json", action="store_true", help="print what the server says as JSON")
     return made
@@ -174,17 +137,3 @@ def table(rows: Sequence[Sequence[str]]) -> Iterable[str]:
     for row in rows:
         padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         yield "  ".join(padded).rstrip()
-
-
-def _address(text: str) -> str:
-    """The URL of a server, without a slash at its end."""
-    try:
-        parts = urlsplit(text)
-        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no URL of a server; write it like {DEFAULT_SERVER}"
-        )
-    return text.rstrip("/")

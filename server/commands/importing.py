@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import urllib3
-
 from rankscope.agent import wire
 from rankscope.server.commands import client
 from rankscope.server.exchange import tensorboard_logs
@@ -113,9 +111,9 @@ def _import(server: client.Server, options: argparse.Namespace) -> dict[str, Any
     metrics = names(log.ranks)
     run = options.run or run_name(source)
     _refuse_other_run(server, run, log)
-    duplicates = [
-        _post(server, batch) for batch in batches(log, metrics, run=run, project=options.project)
-    ]
+    sent = batches(log, metrics, run=run, project=options.project)
+    # A batch that the server had already is not stored again.
+    duplicates = [server.send(batch)["duplicate"] for batch in sent]
     return {
         "run": run,
         "project": options.project,
@@ -138,19 +136,3 @@ def _refuse_other_run(server: client.Server, run: str, log: Log) -> None:
     if origin != str(log.source):
         what = f"was imported from {origin}" if origin else "was not imported"
         raise ExchangeError(f"there is a run {run!r}, which {what}; give --run another name")
-
-
-def _post(server: client.Server, batch: wire.Batch) -> bool:
-    """Sends a batch; whether the server had it already."""
-    try:
-        answer = urllib3.request(
-            "POST",
-            f"{server.address}/api/v1/ingest",
-            body=wire.encode(batch),
-            headers={**server.headers, "Content-Type": wire.CONTENT_TYPE},
-            timeout=60.0,
-            retries=False,
-        )
-    except urllib3.exceptions.HTTPError as error:
-        raise client.unreachable(server.address, error) from error
-    return bool(server.read(answer.status, answer.data)["duplicate"])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-import urllib3
+from rankscope.server.rest_client import NoAnswer, RestClient
 
 Json = dict[str, Any]
 
@@ -24,7 +23,7 @@ class Client:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._pool = urllib3.PoolManager(timeout=10.0, retries=False)
+        self._client = RestClient(url)
 
     def run(self, run: str) -> Json | None:
         """The run, None while the server has not heard of it."""
@@ -44,12 +43,11 @@ class Client:
 
     def _get(self, path: str, query: Mapping[str, str] | None = None) -> Json | None:
         try:
-            answer = self._pool.request("GET", f"{self.url}/api/v1{path}", fields=query)
-        except urllib3.exceptions.HTTPError as error:
+            answer = self._client.ask(f"/api/v1{path}", list((query or {}).items()), timeout=10.0)
+        except NoAnswer as error:
             raise ServerAway(f"{self.url} does not answer: {error}") from error
         if answer.status == 404:
             return None
-        if answer.status != 200:
-            raise ServerAway(f"{self.url}{path} answers {answer.status}: {answer.data[:200]!r}")
-        plain: Json = json.loads(answer.data)
-        return plain
+        if answer.status != 200 or answer.body is None:
+            raise ServerAway(f"{self.url}{path} answers {answer.status}: {answer.body}")
+        return answer.body

@@ -5,24 +5,20 @@ from __future__ import annotations
 import argparse
 import difflib
 import io
-import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 from urllib.parse import quote
 
-import urllib3
-
 from rankscope.server.alerts.verdict import counts
 from rankscope.server.detectors.registry import KINDS
 from rankscope.server.gate.formats import FORMATS, Report
+from rankscope.server.rest_client import NoAnswer, RestClient, add_server
 
 PASS, FAIL, USAGE, UNREACHABLE, UNDECIDED = range(5)
 
 EXIT_CODES = {"pass": PASS, "fail": FAIL, "pending": UNDECIDED}
-_DEFAULT_SERVER = "http://127.0.0.1:8642"
 _POLL_SECONDS = 1.0
 # A run that has ended is waited for so long whatever was asked for, while the server evaluates what
 # it has of it: that takes a second or two, and more on a busy machine, which is to decide nothing.
@@ -90,17 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXIT_TEXT,
     )
     parser.add_argument("run", metavar="RUN", help="id of the run")
-    parser.add_argument(
-        "--server",
-        type=_address,
-        default=os.environ.get("RANKSCOPE_SERVER") or _DEFAULT_SERVER,
-        help=f"URL of the server (default: $RANKSCOPE_SERVER, or {_DEFAULT_SERVER})",
-    )
-    parser.add_argument(
-        "--token",
-        default=os.environ.get("RANKSCOPE_TOKEN"),
-        help="bearer token (default: $RANKSCOPE_TOKEN)",
-    )
+    add_server(parser)
     parser.add_argument(
         "--wait",
         type=_seconds,
@@ -150,12 +136,6 @@ def _kind(text: str) -> str:
     raise argparse.ArgumentTypeError(f"there is no kind {text!r}{hint}")
 
 
-def _address(text: str) -> str:
-    if not text.startswith(("http://", "https://")):
-        raise argparse.ArgumentTypeError(f"{text!r} does not begin with http:// or https://")
-    return text.rstrip("/")
-
-
 def _seconds(text: str) -> float:
     try:
         seconds = float(text)
@@ -167,18 +147,11 @@ def _seconds(text: str) -> float:
 
 
 class _Server:
-    """Reads from the REST interface."""
+    """Reads from the REST interface, and knows what a refusal means for the gate."""
 
     def __init__(self, url: str, token: str | None) -> None:
         self.url = url
-        headers = {"Accept": "application/json", "User-Agent": "rankscope-gate"}
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
-        self._pool = urllib3.PoolManager(
-            headers=headers,
-            timeout=urllib3.Timeout(connect=5.0, read=30.0),
-            retries=urllib3.Retry(total=3, connect=0, read=0, status=0, other=0, redirect=3),
-        )
+        self._client = RestClient(url, token)
 
     def get(self, path: str, query: Sequence[tuple[str, str]] = ()) -> Json:
         """The answer to a request.
@@ -186,24 +159,16 @@ class _Server:
         Raises:
             _Ended: there is none.
         """
-        url = f"{self.url}/api/v1{path}"
         try:
-            answer = self._pool.request("GET", url, fields=query)
-        except urllib3.exceptions.HTTPError as error:
-            reason = getattr(error, "reason", None) or error
-            raise _Ended(
-                UNREACHABLE, f"the server {self.url} cannot be reached: {reason}"
-            ) from error
-        try:
-            body = json.loads(answer.data)
-        except ValueError:
-            body = None
-        if answer.status == 200 and isinstance(body, dict):
-            return body
-        raise self._refusal(answer.status, body)
+            answer = self._client.ask(f"/api/v1{path}", query)
+        except NoAnswer as error:
+            text = f"the server {self.url} cannot be reached: {error}"
+            raise _Ended(UNREACHABLE, text) from error
+        if answer.status == 200 and answer.body is not None:
+            return answer.body
+        raise self._refusal(answer.status, answer.body or {})
 
-    def _refusal(self, status: int, body: object) -> _Ended:
-        problem = body if isinstance(body, dict) else {}
+    def _refusal(self, status: int, problem: Json) -> _Ended:
         detail = str(problem.get("detail") or problem.get("title") or f"status {status}")
         # A 404 without a problem comes from some other service at this address.
         if status == 404 and problem:
