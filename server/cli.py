@@ -247,6 +247,7 @@ def _prune(options: argparse.Namespace, engine: Engine) -> None:
         )
 
 
+@client.command
 def runs(argv: Sequence[str]) -> int:
     """`rankscope runs`: the runs of a server."""
     parser = client.parser("runs", "List the runs of a server, newest first.")
@@ -280,6 +281,7 @@ def runs(argv: Sequence[str]) -> int:
     return _read(options, "/runs", query, show)
 
 
+@client.command
 def alerts(argv: Sequence[str]) -> int:
     """`rankscope alerts RUN`: the alerts of a run."""
     parser = client.parser("alerts", "List the alerts of a run, newest first.")
@@ -347,11 +349,7 @@ def _read(
     query: dict[str, str | None],
     show: Callable[[Any], None],
 ) -> int:
-    try:
-        body = client.server_of(options).get(path, query)
-    except client.Refused as refused:
-        client.complain(str(refused))
-        return refused.code
+    body = client.server_of(options).get(path, query)
     if options.json:
         print(json.dumps(body, indent=2))
     else:

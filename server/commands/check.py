@@ -20,12 +20,12 @@ from rankscope.server.api import alerts, verdict
 from rankscope.server.api.deps import Page
 from rankscope.server.api.problems import Problem
 from rankscope.server.commands import client
+from rankscope.server.commands.files import refusals
 from rankscope.server.commands.importing import run_name
 from rankscope.server.evaluation.worker import Worker
 from rankscope.server.exchange import recognise
 from rankscope.server.exchange.batches import batches
 from rankscope.server.exchange.logs import Log
-from rankscope.server.exchange.points import ExchangeError
 from rankscope.server.exchange.tags import names
 from rankscope.server.gate import gate
 from rankscope.server.gate.formats import Report
@@ -46,10 +46,11 @@ judge it.
 _EVALUATION_SECONDS = 600.0
 
 
+@client.command
 def check(argv: Sequence[str]) -> int:
     """Prints the verdict on a log and returns the exit code."""
     options = _parser().parse_args(argv)
-    try:
+    with refusals(f"cannot read {options.source}", client.USAGE):
         log = recognise.read(options.source)
         metrics = names(log.ranks)
         options.run = run_name(options.source)
@@ -57,16 +58,7 @@ def check(argv: Sequence[str]) -> int:
         print(*_read_lines(log, metrics), sep="\n", file=sys.stderr)
         with _database() as engine:
             _judge(engine, batches(log, metrics, run=options.run, project="default"))
-            report = gate.report_of(_Local(engine), options)
-    except (ExchangeError, wire.WireError) as error:
-        client.complain(str(error))
-        return client.USAGE
-    except Problem as problem:
-        client.complain(str(problem.detail))
-        return client.USAGE
-    except OSError as error:
-        client.complain(f"cannot read {options.source}: {error.strerror or error}")
-        return client.USAGE
+            report = _report(engine, options)
     gate.show(_located(report, log), options.format)
     return gate.EXIT_CODES[report.verdict]
 
@@ -114,6 +106,13 @@ def _judge(engine: Engine, of: Iterator[wire.Batch]) -> None:
     until = time.monotonic() + _EVALUATION_SECONDS
     while worker.sweep() and time.monotonic() < until:
         pass
+
+
+def _report(engine: Engine, options: argparse.Namespace) -> Report:
+    try:
+        return gate.report_of(_Local(engine), options)
+    except Problem as problem:
+        raise client.Refused(client.USAGE, str(problem.detail)) from problem
 
 
 class _Local:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -122,9 +124,35 @@ def run_path(run: str) -> str:
     return f"/runs/{quote(run, safe='')}"
 
 
+def command(function: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
+    """Of a command: what it is refused is a line on the error stream and an exit code."""
+
+    @functools.wraps(function)
+    def ended(argv: Sequence[str]) -> int:
+        try:
+            return function(argv)
+        except Refused as refused:
+            complain(str(refused))
+            return refused.code
+
+    return ended
+
+
 def complain(text: str) -> None:
     """Says on the error stream what went wrong."""
     sys.stderr.write(f"rankscope: {text}\n")
+
+
+def show(
+    found: dict[str, Any],
+    options: argparse.Namespace,
+    lines: Callable[[dict[str, Any]], Iterable[str]],
+) -> None:
+    """Prints what was found: as JSON where `--json` is given, else as lines of text."""
+    if options.json:
+        print(json.dumps(found, indent=2))
+    else:
+        print(*lines(found), sep="\n")
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterable[str]:

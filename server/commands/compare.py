@@ -15,6 +15,7 @@ _LONGEST = 60
 _PATIENCE_S = 300.0
 
 
+@client.command
 def compare(argv: Sequence[str]) -> int:
     """Prints what distinguishes two runs."""
     parser = client.parser(
@@ -25,16 +26,9 @@ def compare(argv: Sequence[str]) -> int:
     parser.add_argument("a", metavar="A", type=client.run_id, help="id of a run")
     parser.add_argument("b", metavar="B", type=client.run_id, help="id of another one")
     options = parser.parse_args(argv)
-    try:
-        runs = {"runs": [options.a, options.b]}
-        found = client.server_of(options).get("/compare", runs, timeout=_PATIENCE_S)
-    except client.Refused as refused:
-        client.complain(str(refused))
-        return refused.code
-    if options.json:
-        print(json.dumps(found, indent=2))
-    else:
-        print(*lines(found), sep="\n")
+    runs = {"runs": [options.a, options.b]}
+    found = client.server_of(options).get("/compare", runs, timeout=_PATIENCE_S)
+    client.show(found, options, lines)
     return client.OK
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -11,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from rankscope.server.commands import client
+from rankscope.server.commands.files import refusals
+from rankscope.server.detectors.wording import count
 from rankscope.server.exchange.event_files import EventWriter
-from rankscope.server.exchange.points import ExchangeError, Points, PointWriter
+from rankscope.server.exchange.points import Points, PointWriter
 from rankscope.server.exchange.tables import CsvWriter, ParquetWriter
 
 FORMATS: Mapping[str, Callable[[Path, Mapping[str, Any]], PointWriter]] = {
@@ -33,6 +34,7 @@ columns metric, rank, step and value; TensorBoard gets a folder for each rank, t
 """
 
 
+@client.command
 def export(argv: Sequence[str]) -> int:
     """Writes the points of a run into files and returns the exit code."""
     parser = client.parser("export", _DESCRIPTION)
@@ -47,25 +49,16 @@ def export(argv: Sequence[str]) -> int:
         help="file to write, which replaces an older one; for TensorBoard a new folder",
     )
     options = parser.parse_args(argv)
-    try:
+    with refusals(f"cannot write {options.output}", client.FAILED):
         found = _export(client.server_of(options), options)
-    except client.Refused as refused:
-        client.complain(str(refused))
-        return refused.code
-    except ExchangeError as error:
-        client.complain(str(error))
-        return client.USAGE
-    except OSError as error:
-        client.complain(f"cannot write {options.output}: {error.strerror or error}")
-        return client.FAILED
-    if options.json:
-        print(json.dumps(found, indent=2))
-    else:
-        print(
-            f"{found['points']} points of {found['metrics']} metrics of {found['ranks']} "
-            f"{'rank' if found['ranks'] == 1 else 'ranks'} written to {options.output}"
-        )
+    client.show(found, options, _lines)
     return client.OK
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    points, metrics = found["points"], found["metrics"]
+    of = count(found["ranks"], "rank")
+    yield f"{points} points of {metrics} metrics of {of} written to {found['path']}"
 
 
 def _export(server: client.Server, options: Any) -> dict[str, Any]:

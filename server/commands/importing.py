@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from rankscope.agent import wire
 from rankscope.server.commands import client
+from rankscope.server.commands.files import refusals
 from rankscope.server.exchange import tensorboard_logs
 from rankscope.server.exchange.batches import batches
 from rankscope.server.exchange.logs import Log
@@ -25,6 +25,7 @@ detectors read; the others keep their names. The same log is stored once, howeve
 """
 
 
+@client.command
 def import_(argv: Sequence[str]) -> int:
     """Sends a log to the server and returns the exit code."""
     parser = client.parser("import", _DESCRIPTION)
@@ -35,21 +36,9 @@ def import_(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--project", default="default", help="groups runs; default: default")
     options = parser.parse_args(argv)
-    try:
+    with refusals(f"cannot read {options.source}", client.USAGE):
         found = _import(client.server_of(options), options)
-    except client.Refused as refused:
-        client.complain(str(refused))
-        return refused.code
-    except (ExchangeError, wire.WireError) as error:
-        client.complain(str(error))
-        return client.USAGE
-    except OSError as error:
-        client.complain(f"cannot read {options.source}: {error.strerror or error}")
-        return client.USAGE
-    if options.json:
-        print(json.dumps(found, indent=2))
-    else:
-        print(*lines(found), sep="\n")
+    client.show(found, options, lines)
     return client.OK
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from rankscope.dashboard.report import Chart, Report, render
 from rankscope.server.commands import client
+from rankscope.server.commands.files import refusals
 from rankscope.server.commands.run_facts import RunFacts, headline, load
 from rankscope.server.comparison.configurations import flattened
 
@@ -47,6 +48,7 @@ _OF_BITS = ("desync.", "reduction.")
 _AROUND = 20
 
 
+@client.command
 def report(argv: Sequence[str]) -> int:
     """Writes the report of a run."""
     parser = client.parser(
@@ -60,16 +62,9 @@ def report(argv: Sequence[str]) -> int:
         "-o", "--output", metavar="FILE", type=Path, required=True, help="HTML file to write"
     )
     options = parser.parse_args(argv)
-    try:
-        text = render(_collect(client.server_of(options), options))
-    except client.Refused as refused:
-        client.complain(str(refused))
-        return refused.code
-    try:
+    text = render(_collect(client.server_of(options), options))
+    with refusals(str(options.output), client.USAGE):
         options.output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        client.complain(f"{options.output}: {error.strerror or error}")
-        return client.USAGE
     print(f"{options.output}: {len(text.encode()) / 1e6:.1f} MB")
     return client.OK
 

@@ -11,6 +11,7 @@ from rankscope.server.commands.run_facts import load
 from rankscope.server.commands.terminal import console, view
 
 
+@client.command
 def show(argv: Sequence[str]) -> int:
     """Prints headline, ranks, alerts and the course of the loss."""
     parser = client.parser(
@@ -19,11 +20,7 @@ def show(argv: Sequence[str]) -> int:
     parser.add_argument("run", metavar="RUN", type=client.run_id, help="id of the run")
     options = parser.parse_args(argv)
     screen = console()
-    try:
-        facts = load(client.server_of(options), options.run)
-    except client.Refused as refused:
-        client.complain(str(refused))
-        return refused.code
+    facts = load(client.server_of(options), options.run)
     if options.json:
         print(json.dumps(dataclasses.asdict(facts), indent=2))
     else:

@@ -28,6 +28,7 @@ _PATIENCE_S = 60.0
 _EVALUATION_S = 60.0
 
 
+@client.command
 def watch(argv: Sequence[str]) -> int:
     """Follows a run to its end; exit code 0 whatever its verdict."""
     parser = client.parser(
@@ -47,13 +48,9 @@ def watch(argv: Sequence[str]) -> int:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupt)
-    try:
-        if screen.is_terminal:
-            return _live(server, options.run, screen, interrupted)
-        return _lines(server, options.run, screen, interrupted)
-    except client.Refused as refused:
-        client.complain(str(refused))
-        return refused.code
+    if screen.is_terminal:
+        return _live(server, options.run, screen, interrupted)
+    return _lines(server, options.run, screen, interrupted)
 
 
 def _live(server: client.Server, run: str, screen: Console, interrupted: threading.Event) -> int:
