@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.incident import Incident
+from rankscope.server.window import Window
 
 Facts = TypeVar("Facts")
 
@@ -100,3 +103,28 @@ class Watch(Generic[Facts]):
         """The episode that is not over at a step."""
         known = self.current
         return None if known is None or (not known.holding and known.over(step)) else known
+
+
+class Condition(ABC, Generic[Facts]):
+    """Part of a detector that follows one condition of several, and reports it by itself.
+
+    Attributes:
+        watch: of the condition.
+    """
+
+    __slots__ = ()
+
+    watch: Watch[Facts]
+
+    @abstractmethod
+    def finding(self, episode: Episode[Facts]) -> Finding:
+        """What is reported of an episode."""
+
+    def findings(self, window: Window) -> list[Finding]:
+        """Those of a window."""
+        return [self.finding(episode) for episode in self.watch.take(window.last_step)]
+
+    def title(self, step: int) -> str:
+        """Of what is not over at a step; empty for nothing."""
+        episode = self.watch.open(step)
+        return "" if episode is None else self.finding(episode).title

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from rankscope.server.detectors.base import Finding
 
 # In the evidence of what only samples can show, which may be rare: the last step at which a sample
 # found nothing wrong. It began after that, `first_step` at the latest.
@@ -28,3 +32,35 @@ class Incident:
     def over(self, step: int) -> bool:
         """Whether it has been quiet long enough at a step; the alert's own rule."""
         return step - self.last_step > self.clear_after
+
+    def finding(
+        self,
+        *,
+        kind: str,
+        severity: str,
+        title: str,
+        cause: str,
+        remedy: str,
+        key: str = "",
+        ranks: tuple[int, ...] = (),
+        tensors: tuple[str, ...] = (),
+        stage: str | None = None,
+        evidence: Mapping[str, Any] | None = None,
+    ) -> Finding:
+        """What is reported of it, with the steps that it knows itself."""
+        return Finding(
+            kind=kind,
+            key=key,
+            severity=severity,
+            title=title,
+            seen_step=self.seen_step,
+            last_step=self.last_step,
+            first_step=self.first_step,
+            ranks=ranks,
+            tensors=tensors,
+            stage=stage,
+            cause=cause,
+            remedy=remedy,
+            clear_after=self.clear_after,
+            evidence=evidence or {},
+        )

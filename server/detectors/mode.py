@@ -305,13 +305,10 @@ def _finding(episode: Episode[Evaluating], window: Window) -> Finding:
             "on, with weights that are trained, "
         )
         cause = f"{changed}while the rest of the model trains. {effect}."
-    return Finding(
+    return episode.finding(
         kind=_KIND,
         severity=_severity(found),
         title=title[:119],
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=suspects,
         cause=cause,
         remedy=(
@@ -320,7 +317,6 @@ def _finding(episode: Episode[Evaluating], window: Window) -> Finding:
             "If these modules are meant to be frozen, freeze them before the first step, or "
             "silence this kind."
         ),
-        clear_after=episode.clear_after,
         evidence={
             "modules": list(found.names[:50]),
             "in_evaluation": most.count,

@@ -197,13 +197,10 @@ def _evaluation(episode: Episode[Values], window: Window) -> Finding:
     evaluated = any(name.startswith("eval/") for name in facts.names)
     where = "" if len(facts.ranks) == window.world_size else f" on {ranks(facts.ranks)}"
     more = f" and {len(facts.names) - 1} more" if len(facts.names) > 1 else ""
-    return Finding(
+    return episode.finding(
         kind="eval.nonfinite",
         severity="critical" if evaluated else "warning",
         title=f"`{facts.names[0]}`{more} is {facts.value} since step {step}{where}"[:118],
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=facts.ranks,
         cause=sentences(
             f"At step {step} {listing([f'`{n}`' for n in facts.names], most=4)} was {facts.value}"
@@ -219,7 +216,6 @@ def _evaluation(episode: Episode[Values], window: Window) -> Finding:
             "Look for values that are not finite in the model's buffers and in the evaluation's "
             "data; do not choose a checkpoint by this number: comparisons with NaN are false."
         ),
-        clear_after=episode.clear_after,
         evidence={"value": facts.value, "series": list(facts.names)},
     )
 
@@ -234,14 +230,11 @@ def _buffers(episode: Episode[Values], state: ValuesState) -> Finding:
         else f" All were finite at step {episode.agreed_until}, where they were last sampled."
     )
     held = listing([f"`{n}`" for n in names], most=4)
-    return Finding(
+    return episode.finding(
         kind="buffers.nonfinite",
         severity="critical",
         title=f"{count(facts.more, 'buffer')} on {ranks(facts.ranks)} "
         f"{agree(facts.more, 'is')} not finite since step {step}{first}"[:118],
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=facts.ranks,
         tensors=names,
         cause=sentences(
@@ -255,6 +248,5 @@ def _buffers(episode: Episode[Values], state: ValuesState) -> Finding:
             "before it runs through the model. Restore the buffers from a checkpoint, or call "
             "`reset_running_stats()`."
         ),
-        clear_after=episode.clear_after,
         evidence={"buffers": {str(r): list(state.reported.get(r, ())) for r in facts.ranks}},
     )

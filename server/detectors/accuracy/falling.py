@@ -216,14 +216,11 @@ def _finding(episode: Episode[Fallen]) -> Finding:
     facts = episode.facts
     was, now = number(facts.before), number(facts.after)
     sizes = (facts.before - facts.after) / facts.error if facts.error > 0 else math.inf
-    return Finding(
+    return episode.finding(
         kind="accuracy.stalled",
         key=f"{OWN_GOAL}{facts.name}",
         severity="warning",
         title=f"`{facts.name}` has fallen from {was} to {now} and stays there",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=episode.first_step,
         cause=(
             f"By its name `{facts.name}` is to rise. At the beginning it was {was}, since step "
             f"{episode.first_step} at the latest it has been {now} on average, "
@@ -237,7 +234,6 @@ def _finding(episode: Episode[Fallen]) -> Finding:
             "likely. Look at the signs of the loss and of the advantages, and at their baseline; "
             "if both are right, try a tenth of the learning rate."
         ),
-        clear_after=episode.clear_after,
         evidence={
             "series": facts.name,
             "before": facts.before,

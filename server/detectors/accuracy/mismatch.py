@@ -131,13 +131,10 @@ def _check(window: Window, state: MismatchState) -> Check:
 def _finding(episode: Episode[Disagreement]) -> Finding:
     facts, step = episode.facts, episode.first_step
     was, now = percent(facts.accuracy_before), percent(facts.accuracy_after)
-    return Finding(
+    return episode.finding(
         kind="accuracy.mismatch",
         severity="warning",
         title=f"The accuracy falls from {was} to {now} since step {step}, and so does the loss",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         cause=(
             f"The loss fell from {number(facts.loss_before)} to {number(facts.loss_after)}, so "
             "the model learns; what it learns is not what the accuracy counts. Most likely the "
@@ -149,7 +146,6 @@ def _finding(episode: Episode[Disagreement]) -> Finding:
             "Compute both by hand for one batch, from the same outputs and labels; where the loss "
             "is a sum, log its parts."
         ),
-        clear_after=episode.clear_after,
         evidence={
             "accuracy_before": facts.accuracy_before,
             "accuracy_after": facts.accuracy_after,

@@ -279,18 +279,14 @@ def _finding(episode: Episode[Stuck], policy: StalledPolicy) -> Finding:
             "classes in the loss or balance the batches; if not, compute the accuracy of one batch "
             "by hand."
         )
-    return Finding(
+    return episode.finding(
         kind="accuracy.stalled",
         severity="warning",
         title=(
             f"The accuracy stays at {share} since step {episode.first_step} while the loss falls "
             f"from {number(facts.loss_before)} to {number(facts.loss_after)}"
         ),
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=episode.first_step,
         cause=cause,
         remedy=remedy,
-        clear_after=episode.clear_after,
         evidence=evidence,
     )

@@ -346,13 +346,10 @@ def _finding(episode: Episode[Noise], policy: NoisePolicy) -> Finding:
             "the cost of twice the steps; or keep the batch, if it is time and not samples that "
             "counts. The noise scale grows while the loss falls."
         )
-    return Finding(
+    return episode.finding(
         kind="batch.noise",
         severity=_severity(facts, policy),
         title=title,
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=episode.first_step,
         cause=sentences(
             cause,
             f"The loss has gained {percent(max(facts.gained, 0.0))}."
@@ -360,7 +357,6 @@ def _finding(episode: Episode[Noise], policy: NoisePolicy) -> Finding:
             else "",
         ),
         remedy=remedy,
-        clear_after=episode.clear_after,
         evidence={
             "noise_scale": facts.scale,
             "batch": facts.batch,

@@ -167,16 +167,13 @@ def _finding(episode: Episode[Loss], policy: CompressionPolicy) -> Finding:
     facts, step = episode.facts, episode.first_step
     lost = 1.0 - max(facts.cosine, 0.0) ** 2
     names = listing([f"`{name}`" for name in facts.hooks]) or "the reduction"
-    return Finding(
+    return episode.finding(
         kind="compression.error",
         severity="critical" if facts.cosine < policy.none else "warning",
         title=(
             f"Compression leaves a gradient of cosine {number(facts.cosine)} to the real one since "
             f"step {step}"
         ),
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         stage="reduced_gradient",
         cause=(
             f"What {names} makes of the ranks' gradients holds {percent(1.0 - lost)} of the "
@@ -189,7 +186,6 @@ def _finding(episode: Episode[Loss], policy: CompressionPolicy) -> Finding:
             "which keep nearly all of it. Begin to compress after the first tenth of the steps "
             "(`start_powerSGD_iter`), and switch error feedback on."
         ),
-        clear_after=episode.clear_after,
         evidence={
             "cosine": facts.cosine,
             "lost": lost,

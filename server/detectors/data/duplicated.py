@@ -241,13 +241,10 @@ def _finding(episode: Episode[Same], window: Window) -> Finding:
         True: "Their losses are the same to the last bit as well.",
         False: f"Their losses differ all the same: {_drawn(window)}.",
     }
-    return Finding(
+    return episode.finding(
         kind="data.duplicated",
         severity="critical" if whole else "warning",
         title=f"{ranks(suspects).capitalize()} train on the same batches since step {step}",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=suspects,
         stage="batch",
         cause=sentences(
@@ -261,7 +258,6 @@ def _finding(episode: Episode[Same], window: Window) -> Finding:
             "`split_dataset_by_node` or shards by rank for an iterable data set, with the same "
             "seed on all ranks. If ranks share a batch on purpose, silence this kind."
         ),
-        clear_after=episode.clear_after,
         evidence={
             "groups": [list(group) for group in same.groups],
             "distinct": same.size - sum(len(g) - 1 for g in same.groups),

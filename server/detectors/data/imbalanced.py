@@ -209,14 +209,11 @@ def _finding(episode: Episode[Uneven]) -> Finding:
     )
     own = float(np.median([uneven.sizes[r] for r in uneven.suspects]))
     side = "smaller" if own < typical else "larger"
-    return Finding(
+    return episode.finding(
         kind="data.imbalanced",
         severity="warning",
         title=f"Batches of {who} are {side} than the others' ({number(own)} instead of "
         f"{number(typical)} {what}) since step {step}",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=uneven.suspects,
         stage="batch",
         cause=(
@@ -229,7 +226,6 @@ def _finding(episode: Episode[Uneven]) -> Finding:
             f"Give every rank as many {what}, or divide each rank's summed loss by the number of "
             f"{what} of all ranks together (all-reduced) and multiply by the number of ranks."
         ),
-        clear_after=episode.clear_after,
         evidence={
             "what": what,
             "sizes": {str(rank): size for rank, size in uneven.sizes.items()},

@@ -159,14 +159,11 @@ def title_of(episode: Episode[Rescaled]) -> str:
 def _finding(episode: Episode[Rescaled]) -> Finding:
     facts, step = episode.facts, episode.first_step
     who = ranks(facts.ranks)
-    return Finding(
+    return episode.finding(
         kind="data.outlier",
         key=f"inputs:{facts.ranks[0]}",
         severity="warning",
         title=title_of(episode),
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=facts.ranks,
         stage="batch",
         cause=sentences(
@@ -181,6 +178,5 @@ def _finding(episode: Episode[Rescaled]) -> Finding:
             f"Print mean and standard deviation of a batch of {who} and of another rank, and "
             f"compare the transforms, their settings and the files of {who} from step {step} on."
         ),
-        clear_after=episode.clear_after,
         evidence={"factor": facts.factor, "usual": facts.usual},
     )

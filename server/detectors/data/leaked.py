@@ -135,13 +135,10 @@ class TargetsLeaked(Detector[LeakedState]):
 
 def _finding(episode: Episode[Ahead], state: LeakedState) -> Finding:
     facts = episode.facts
-    return Finding(
+    return episode.finding(
         kind="data.leaked",
         severity="warning",
         title="The model sees the tokens that it is to predict",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=episode.first_step,
         cause=(
             "The targets are the inputs, one place on. At the last place of a sequence, whose "
             f"target is not among its inputs, the mean cross entropy is {number(facts.unseen)}; "
@@ -155,6 +152,5 @@ def _finding(episode: Episode[Ahead], state: LeakedState) -> Finding:
             "convolution padded on both sides, a bidirectional layer, a normalisation over the "
             "places. Change the input at one place and see which outputs before it change."
         ),
-        clear_after=episode.clear_after,
         evidence={"seen": facts.seen, "unseen": facts.unseen, "samples": state.judged},
     )

@@ -141,14 +141,11 @@ def _finding(episode: Episode[tuple[OddInput, ...]], world: int) -> Finding:
     who = tuple(sorted({one.rank for one in facts}))
     gaps = set(np.diff(steps).tolist())
     period = gaps.pop() if len(steps) >= _RECURS and len(gaps) == 1 else 0
-    return Finding(
+    return episode.finding(
         kind="data.outlier",
         key="odd-inputs",
         severity="warning" if len(steps) >= _RECURS else "info",
         title=title_of(episode),
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=episode.first_step,
         ranks=() if len(who) == world else who,
         stage="batch",
         cause=sentences(
@@ -163,7 +160,6 @@ def _finding(episode: Episode[tuple[OddInput, ...]], world: int) -> Finding:
             f"Print mean and standard deviation of the batch of step {steps[-1]} and of the step "
             "before it, and compare which files, sources or transforms they come from."
         ),
-        clear_after=episode.clear_after,
         evidence={
             "steps": steps,
             "factors": [one.factor for one in facts],

@@ -421,18 +421,14 @@ def _finding(episode: Episode[Batches]) -> Finding:
             f"Look at the samples of rank {newest.rank} at step {newest.step}: labels, length, "
             "values out of range. One such batch does no harm where gradients are clipped."
         )
-    return Finding(
+    return episode.finding(
         kind="data.outlier",
         severity="warning" if facts.pattern else "info",
         title=title,
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=episode.first_step,
         ranks=who,
         stage="batch",
         cause=cause,
         remedy=remedy,
-        clear_after=episode.clear_after,
         evidence=_evidence(facts),
     )
 

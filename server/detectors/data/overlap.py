@@ -336,13 +336,10 @@ def _finding(episode: Episode[Shared], *, by_labels: bool = False) -> Finding:
     what = "samples" if shared.samples else "the labels of batches" if by_labels else "batches"
     compared = " that were examined" if shared.samples else ""
     again = f"{shared.own:,} had been the same rank's" if shared.own else "none the same rank's"
-    return Finding(
+    return episode.finding(
         kind="data.overlap",
         severity="warning",
         title=f"{ranks(suspects).capitalize()} share samples within an epoch since step {step}",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=suspects,
         stage="batch",
         cause=(
@@ -355,7 +352,6 @@ def _finding(episode: Episode[Shared], *, by_labels: bool = False) -> Finding:
             "Give the sampler the same seed on all ranks: `DistributedSampler(seed=...)` and "
             "random splits made before sharding must not depend on the rank."
         ),
-        clear_after=episode.clear_after,
         evidence={
             "repeats": shared.repeats,
             "fresh": shared.fresh,

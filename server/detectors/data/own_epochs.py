@@ -128,15 +128,12 @@ def epochs_finding(episode: Episode[Epochs]) -> Finding:
     """The finding as it stands."""
     epochs, step = episode.facts, episode.first_step
     who, several = ranks(epochs.ranks), len(epochs.ranks)
-    return Finding(
+    return episode.finding(
         kind="data.unshuffled",
         key="own",
         severity="warning",
         title=f"Batches of {who} come in the same order again since step {step}, the others' do "
         "not",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=epochs.ranks,
         stage="batch",
         cause=(
@@ -152,6 +149,5 @@ def epochs_finding(episode: Episode[Epochs]) -> Finding:
             "`sampler.set_epoch(epoch)` is to be called on every rank, with the same epoch. "
             "Nothing, if its data are fewer and the order is meant."
         ),
-        clear_after=episode.clear_after,
         evidence={"distance": epochs.distance, "length": epochs.length},
     )

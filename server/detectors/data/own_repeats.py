@@ -87,14 +87,11 @@ def own_finding(episode: Episode[Loop]) -> Finding:
     who = ranks(loop.ranks)
     verb, whose = agree(len(loop.ranks), "trains"), agree(len(loop.ranks), "reads")
     held = "one and the same batch" if loop.length == 1 else f"the same {loop.length} batches"
-    return Finding(
+    return episode.finding(
         kind="data.replayed",
         key="own",
         severity="warning",
         title=f"{who.capitalize()} {verb} on {held} again and again since step {step}",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=loop.ranks,
         stage="batch",
         cause=(
@@ -107,6 +104,5 @@ def own_finding(episode: Episode[Loop]) -> Finding:
             f"Look at the loader of {who}: workers that died, an iterator that is made anew, an "
             "exception that is swallowed and the last batch used again."
         ),
-        clear_after=episode.clear_after,
         evidence={"batches": loop.length, "own": list(loop.ranks)},
     )

@@ -179,13 +179,10 @@ def _finding(episode: Episode[Different]) -> Finding:
         else f"{ranks(group).capitalize()} share a model and draw different random numbers"
     )
     unknown = "" if alone else " Nothing shows which of them has drawn more."
-    return Finding(
+    return episode.finding(
         kind="desync.rng",
         severity="warning",
         title=f"{title} since step {step}",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=suspects,
         stage="local_gradient",
         cause=(
@@ -199,7 +196,6 @@ def _finding(episode: Episode[Different]) -> Finding:
             "Draw on all ranks of the group or on none; give what one rank draws alone a "
             "`torch.Generator` of its own, or fork the state around it (`torch.random.fork_rng`)."
         ),
-        clear_after=episode.clear_after,
         evidence={
             "group": list(group),
             "generator": found.generator,

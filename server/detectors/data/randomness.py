@@ -119,13 +119,10 @@ class RandomShared(Detector[SharedState]):
 
 def _finding(episode: Episode[str], members: tuple[int, ...]) -> Finding:
     name, step = _GENERATORS[episode.facts], episode.first_step
-    return Finding(
+    return episode.finding(
         kind="rng.shared",
         severity="info",
         title=f"{ranks(members).capitalize()} draw the same random numbers since step {step}",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=members,
         cause=(
             f"The generator of `{name}` is in the same state on {ranks(members)} at every step, "
@@ -136,7 +133,6 @@ def _finding(episode: Episode[str], members: tuple[int, ...]) -> Finding:
             "Seed with the rank once the model is built (`torch.manual_seed(seed + rank)`), also "
             "in workers of the data loader. Nothing, if the ranks are meant to draw alike."
         ),
-        clear_after=episode.clear_after,
         evidence={"generator": episode.facts, "observed": episode.seen},
     )
 

@@ -402,18 +402,14 @@ def _finding(episode: Episode[Repeat], *, by_labels: bool = False) -> Finding:
             "Call `sampler.set_epoch(epoch)` before each epoch (a `DistributedSampler` shuffles "
             "by seed and epoch), or set `shuffle=True`. Nothing, if the order is meant."
         )
-    return Finding(
+    return episode.finding(
         kind="data.replayed" if repeat.restarted else "data.unshuffled",
         severity="warning",
         title=title,
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=repeat.restarted or repeat.ranks,
         stage="batch",
         cause=cause,
         remedy=remedy,
-        clear_after=episode.clear_after,
         evidence={
             "distance": repeat.distance,
             "earlier_step": repeat.earlier,
@@ -427,14 +423,11 @@ def _finding(episode: Episode[Repeat], *, by_labels: bool = False) -> Finding:
 def _stuck(episode: Episode[Stuck]) -> Finding:
     stuck, step = episode.facts, episode.first_step
     several = if_several(len(stuck.ranks), "of every rank")
-    return Finding(
+    return episode.finding(
         kind="data.unshuffled",
         key="stuck",
         severity="warning" if stuck.more else "info",
         title=f"Every batch is the same one since step {step}",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=stuck.ranks,
         stage="batch",
         cause=(
@@ -454,7 +447,6 @@ def _stuck(episode: Episode[Stuck]) -> Finding:
             "the model. Nothing, if all of the data are in one batch, or it is a test with "
             "synthetic data."
         ),
-        clear_after=episode.clear_after,
         evidence={
             "length": stuck.length,
             "varied": stuck.varied,

@@ -214,13 +214,10 @@ def _finding(episode: Episode[Different]) -> Finding:
         since = (
             f" Since step {found.losses_differ_since} they no longer have one and the same loss."
         )
-    return Finding(
+    return episode.finding(
         kind="desync.batch",
         severity="critical",
         title=f"{title} since step {step}",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=suspects,
         stage="batch",
         cause=(
@@ -235,7 +232,6 @@ def _finding(episode: Episode[Different]) -> Finding:
             "and seed the data by the data-parallel rank, or read on one rank and broadcast inside "
             "the group."
         ),
-        clear_after=episode.clear_after,
         evidence={
             "group": list(group),
             "shared": found.shared,

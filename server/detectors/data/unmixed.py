@@ -201,13 +201,10 @@ class Unmixed(Detector[UnmixedState]):
 
 def _finding(episode: Episode[float]) -> Finding:
     step = episode.first_step
-    return Finding(
+    return episode.finding(
         kind="data.unmixed",
         severity="warning",
         title=f"The targets of a batch are alike since step {step}",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         stage="batch",
         cause=(
             f"The classes in a step have {percent(episode.facts)} of the entropy of those in all "
@@ -220,22 +217,17 @@ def _finding(episode: Episode[float]) -> Finding:
             f"the labels of the batches from step {step} on. Nothing, if classes are meant to "
             "follow each other (continual learning)."
         ),
-        clear_after=episode.clear_after,
         evidence={"target_share": episode.facts},
     )
 
 
 def _one_class(episode: Episode[float], state: UnmixedState) -> Finding:
-    step = episode.first_step
     seen = count(state.judged, "checked step")
-    return Finding(
+    return episode.finding(
         kind="data.unmixed",
         key="one class",
         severity="info" if state.inputs and not state.other_inputs else "warning",
         title="Every target is of one and the same class",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         stage="batch",
         cause=(
             f"At all of {seen} every target was of the same class, and the loss has fallen to "
@@ -248,6 +240,5 @@ def _one_class(episode: Episode[float], state: UnmixedState) -> Finding:
             "Count the classes of the data set and of some batches, and look at what lies between "
             "them: the data set's labels, its transforms, the collate function."
         ),
-        clear_after=episode.clear_after,
         evidence={"target_share": 0.0, "loss": episode.facts, "samples": state.judged},
     )

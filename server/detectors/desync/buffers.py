@@ -279,20 +279,16 @@ def _finding(incident: OwnBuffers) -> Finding:
             f"{'its' if one else 'their'} own since step {incident.first_step}{which}"
         )
         cause, remedy = _explain(incident, who)
-    return Finding(
+    return incident.finding(
         kind="desync.buffers",
         key="" if widest.stage == "buffers" else widest.stage,
         severity="warning" if serious else "info",
         title=title,
-        seen_step=incident.seen_step,
-        last_step=incident.last_step,
-        first_step=incident.first_step,
         ranks=widest.deviating,
         tensors=tuple(names),
         stage=widest.stage,
         cause=cause,
         remedy=remedy,
-        clear_after=incident.clear_after,
         evidence={
             "groups": [list(group) for group in groups_of(widest)],
             "decided": widest.decided,

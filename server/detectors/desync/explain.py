@@ -45,15 +45,12 @@ def finding_of(incident: Divergence, drift: float, critical: float) -> Finding:
     drifting = incident.relative < drift and (incident.spread or incident.relative <= _TINY)
     alone = _train_alone(incident, critical)
     cause, remedy = _explain(incident, drifting, alone=alone)
-    return Finding(
+    return incident.finding(
         kind=incident.kind,
         # Beside the alert that ranks differ between synchronisations, which they are again next.
         key="missed" if incident.missed else "frozen" if incident.stage == "frozen" else "",
         severity=_severity(incident, drifting, critical),
         title=_title(incident, alone=alone),
-        seen_step=incident.seen_step,
-        last_step=incident.last_step,
-        first_step=incident.first_step,
         ranks=incident.ranks,
         # The state of an optimizer has several tensors of one name.
         tensors=tuple(dict.fromkeys(t.name for t in incident.tensors)),
@@ -61,7 +58,6 @@ def finding_of(incident: Divergence, drift: float, critical: float) -> Finding:
         stage=stage_of(incident),
         cause=cause,
         remedy=remedy,
-        clear_after=incident.clear_after,
         evidence={
             "groups": [list(group) for group in incident.groups],
             "decided": incident.decided,

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.wording import agree, count, listing
 from rankscope.server.window import Comparison
 
@@ -62,9 +63,7 @@ class LeftOut:
     _quiet: int = 0
     _tensors: tuple[str, ...] = ()
     _of: int = 0
-    _first_step: int = -1
-    _seen_step: int = -1
-    _last_step: int = -1
+    _incident: Incident | None = None
 
     def take(self, comparisons: Sequence[Comparison]) -> None:
         """Takes all comparisons of one step."""
@@ -101,19 +100,16 @@ class LeftOut:
 
     def finding(self) -> Finding | None:
         """What is to be reported, once it was seen and while rounds go on."""
-        if self._seen_step < 0:
+        incident, tensors = self._incident, self._tensors
+        if incident is None:
             return None
-        tensors, step = self._tensors, self._first_step
         these = count(len(tensors), "tensor")
-        return Finding(
+        return incident.finding(
             kind="desync.parameters",
             key="left out",
             severity="warning",
             title=f"{these} of {self._of} {agree(len(tensors), 'is')} left out of the averaging "
-            f"since step {step}",
-            seen_step=self._seen_step,
-            last_step=self._last_step,
-            first_step=step,
+            f"since step {incident.first_step}",
             ranks=self.ranks,
             stage="parameters",
             tensors=tensors,
@@ -128,7 +124,6 @@ class LeftOut:
                 "If ranks are meant to have layers of their own (personalised federated "
                 "learning), leave these out of what is attached."
             ),
-            clear_after=2 * max(self._last_step - step, 8),
             evidence={"rounds": _ROUNDS},
         )
 
@@ -151,11 +146,15 @@ class LeftOut:
         others = frozenset.union(*(r.closer for r in rounds))
         if not always or not never or never & others or len(always) < len(others) / 2:
             return
-        if self._seen_step < 0:
-            self._first_step, self._seen_step = rounds[0].step, parameters.step
+        first, step = rounds[0].step, parameters.step
+        if self._incident is None:
+            self._incident = Incident(
+                first_step=first, seen_step=step, last_step=step, clear_after=0
+            )
         elif not never & set(self._tensors):
             return
-        self._last_step = parameters.step
+        self._incident.last_step = step
+        self._incident.clear_after = 2 * max(step - self._incident.first_step, 8)
         order = [t.name for t in parameters.tensors]
         self._tensors = tuple(name for name in order if name in never)
         self._of = len(never | others)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.episode import Condition, Episode, Watch
 from rankscope.server.detectors.wording import agree, count, listing, ranks
 from rankscope.server.window import Window
 
@@ -29,7 +29,7 @@ class NotTaken:
 
 
 @dataclass(slots=True)
-class NotTakenAverages:
+class NotTakenAverages(Condition[NotTaken]):
     """Follows the averages of the parameters."""
 
     last: int = -1
@@ -51,22 +51,23 @@ class NotTakenAverages:
             known.rounds += 1
             known.ranks = tuple(sorted({*known.ranks, *who}))
             known.tensors = tuple(dict.fromkeys((*known.tensors, *facts.tensors)))
-        return [_finding(episode) for episode in self.watch.take(window.last_step)]
+        return self.findings(window)
+
+    def finding(self, episode: Episode[NotTaken]) -> Finding:
+        """What is reported of an episode."""
+        return _finding(episode)
 
 
 def _finding(episode: Episode[NotTaken]) -> Finding:
     facts, step = episode.facts, episode.first_step
     who, several = ranks(facts.ranks), len(facts.ranks)
     these = count(len(facts.tensors), "tensor")
-    return Finding(
+    return episode.finding(
         kind="desync.parameters",
         key="not taken",
         severity="warning",
         title=f"{who.capitalize()} {agree(several, 'does')} not take the average of {these} since "
         f"step {step}",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=facts.ranks,
         tensors=facts.tensors,
         stage="outside_optimizer",
@@ -82,6 +83,5 @@ def _finding(episode: Episode[NotTaken]) -> Finding:
             "a name or a tensor, a copy that is averaged in place of the parameter, a parameter "
             "that was made anew. Broadcast these tensors once from a rank that holds the average."
         ),
-        clear_after=episode.clear_after,
         evidence={"rounds": facts.rounds},
     )

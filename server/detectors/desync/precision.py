@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.episode import Condition, Episode, Watch
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import agree, count, ranks, sentences
 from rankscope.server.window import Window
@@ -34,7 +34,7 @@ class Unlike:
 
 
 @dataclass(slots=True)
-class Precisions:
+class Precisions(Condition[Unlike]):
     """Follows the precision of the ranks' forward passes."""
 
     count: int = 0
@@ -62,12 +62,11 @@ class Precisions:
             self.count += 1
             if self.count >= _SAMPLES:
                 self.watch.bad(step, _unlike(held), first_step=self.since)
-        return [_finding(episode) for episode in self.watch.take(window.last_step)]
+        return self.findings(window)
 
-    def title(self, step: int) -> str:
-        """Of what is not over at a step; empty for nothing."""
-        episode = self.watch.open(step)
-        return "" if episode is None else _finding(episode).title
+    def finding(self, episode: Episode[Unlike]) -> Finding:
+        """What is reported of an episode."""
+        return _finding(episode)
 
 
 def _unlike(held: dict[int, int]) -> Unlike:
@@ -93,14 +92,11 @@ def _finding(episode: Episode[Unlike]) -> Finding:
         if facts.decided
         else f"{verb} in different precisions"
     )
-    return Finding(
+    return episode.finding(
         kind="desync.config",
         key="precision",
         severity="warning",
         title=f"{who.capitalize()} {what} since step {step}",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=facts.ranks,
         stage="local_gradient",
         cause=sentences(
@@ -113,6 +109,5 @@ def _finding(episode: Episode[Unlike]) -> Finding:
             "Look at what switches `torch.autocast` on: a condition on the rank, the device or an "
             "environment variable that is not the same everywhere."
         ),
-        clear_after=episode.clear_after,
         evidence={"bits": {str(rank): bits for rank, bits in sorted(facts.bits.items())}},
     )

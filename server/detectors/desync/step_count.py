@@ -80,19 +80,15 @@ def counted_finding(episode: Episode[StepMismatch]) -> Finding:
             "Restore the same checkpoint, its step and its optimizer on every rank, and call "
             "`optimizer.step()` under the same conditions everywhere."
         )
-    return Finding(
+    return episode.finding(
         kind="desync.progress",
         key="epoch" if mismatch.what == "epoch" else "",
         severity="warning" if mismatch.what == "epoch" else "critical",
         title=title,
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=suspects,
         stage="parameters" if step else "start",
         cause=sentences(cause, _guess(mismatch)),
         remedy=remedy,
-        clear_after=episode.clear_after,
         evidence={
             "what": mismatch.what,
             "values": {str(r): v for r, v in mismatch.values.items()},
@@ -126,14 +122,11 @@ def late_finding(episode: Episode[StepMismatch]) -> Finding:
             "and counters are one step ahead."
         )
         remedy = "Call `optimizer.step()` once for each gradient, under one condition on all ranks"
-    return Finding(
+    return episode.finding(
         kind="desync.progress",
         key="late",
         severity="critical",
         title=title,
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=mismatch.suspects,
         stage="parameters",
         cause=cause,
@@ -141,7 +134,6 @@ def late_finding(episode: Episode[StepMismatch]) -> Finding:
             f"{remedy}, then broadcast parameters and optimizer state, or restart from a "
             f"checkpoint before step {step}."
         ),
-        clear_after=episode.clear_after,
         evidence={
             "what": mismatch.what,
             "values": {str(r): v for r, v in mismatch.values.items()},

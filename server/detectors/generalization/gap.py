@@ -407,7 +407,7 @@ def _finding(episode: Episode[Gap], state: Course, policy: GapPolicy) -> Finding
         )
     above = percent(facts.rise) if facts.bounded else number(facts.highest - facts.best)
     surrogate = facts.best < 0 or state.first < 0
-    return Finding(
+    return episode.finding(
         kind="generalization.gap",
         key=state.name,
         severity="info" if facts.surer(policy) or surrogate or slight else "warning",
@@ -415,11 +415,7 @@ def _finding(episode: Episode[Gap], state: Course, policy: GapPolicy) -> Finding
             f"The loss of the {which} is {above} above its best of "
             f"{number(facts.best)} (step {facts.best_step}) while that of training falls"
         ),
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=episode.first_step,
         cause=cause,
         remedy=remedy,
-        clear_after=episode.clear_after,
         evidence=evidence,
     )

@@ -62,15 +62,12 @@ def finding_of(episode: Episode[Losses], name: str) -> Finding:
     facts, step = episode.facts, episode.first_step
     of = f" of `{name}`" if name else ""
     seen = episode.seen + _EVALUATIONS - 1
-    return Finding(
+    return episode.finding(
         kind="generalization.gap",
         key=f"constant:{name}",
         severity="warning",
         title=f"The evaluation{of} is no better than a constant answer since step {step}, and the "
         "training is solved",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         cause=(
             f"The loss of training is {number(facts.trained)}, that of the evaluation"
             f"{of} {number(facts.evaluated)}, at {count(seen, 'evaluation')}. "
@@ -85,7 +82,6 @@ def finding_of(episode: Episode[Losses], name: str) -> Finding:
             "mode, at the buffers and at the preparation of the data; where it is good, look at "
             "what training can see of the targets."
         ),
-        clear_after=episode.clear_after,
         evidence={
             "evaluation": name,
             "evaluated": facts.evaluated,

@@ -291,18 +291,14 @@ def _finding(episode: Episode[Adding], window: Window, keeping: tuple[int, ...])
             "happens when gradients are not set to zero between steps. Rankscope could not see "
             "the gradients before the reduction, which would settle it."
         )
-    return Finding(
+    return episode.finding(
         kind="gradient.accumulating",
         severity="critical" if adding.certain else "warning",
         title=f"Gradients{whose} add up from step to step since step {step}",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=keeping or tuple(int(r) for r in window.ranks),
         stage="local_gradient",
         cause=cause,
         remedy=remedy,
-        clear_after=episode.clear_after,
         evidence={
             "certain": adding.certain,
             "emptied": adding.emptied,

@@ -136,7 +136,7 @@ def _finding(episode: Episode[Saturated], window: Window, policy: ClippingPolicy
             f"The loss is scaled by {number(found.scale)}: gradients that are clipped before they "
             "are unscaled come out that much too small."
         )
-    return Finding(
+    return episode.finding(
         kind="clipping.saturated",
         severity="warning" if tiny else "info",
         title=(
@@ -144,9 +144,6 @@ def _finding(episode: Episode[Saturated], window: Window, policy: ClippingPolicy
             if tiny
             else f"Clipping scales down {percent(found.share)} of gradients since step {step}"
         ),
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=tuple(int(r) for r in window.ranks),
         stage="clipped_gradient",
         cause=sentences(
@@ -160,7 +157,6 @@ def _finding(episode: Episode[Saturated], window: Window, policy: ClippingPolicy
             "Else raise the limit above the usual norm of the gradient, or lower the learning "
             "rate and leave the limit to outliers."
         ),
-        clear_after=episode.clear_after,
         evidence={
             "median_factor": found.median,
             "share": found.share,

@@ -129,16 +129,13 @@ def _finding(episode: Episode[Thrown]) -> Finding:
     facts = episode.facts
     whole = facts.discarded + facts.used
     share = facts.discarded / whole if whole else 0.0
-    return Finding(
+    return episode.finding(
         kind="gradient.discarded",
         severity="info",
         title=(
             f"{number(facts.discarded)} of {number(whole)} backward passes of a step have been "
             f"thrown away since step {episode.first_step}"
         ),
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=episode.first_step,
         cause=(
             f"{percent(share)} of the gradients are set to zero before the optimizer has stepped "
             "with them. Usual causes: `zero_grad()` inside the loop over micro-batches, so that "
@@ -150,6 +147,5 @@ def _finding(episode: Episode[Thrown]) -> Finding:
             "first micro-batch. Nothing, if the passes are meant to be thrown away "
             "(sharpness-aware minimisation, adversarial examples)."
         ),
-        clear_after=episode.clear_after,
         evidence={"discarded": facts.discarded, "used": facts.used, "share": share},
     )

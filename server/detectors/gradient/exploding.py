@@ -326,7 +326,7 @@ def _finding(episode: Episode[Explosion], policy: ExplodingPolicy) -> Finding:
             f"before step {episode.first_step} with a third of the learning rate; look at the "
             f"batches from step {episode.first_step} on."
         )
-    return Finding(
+    return episode.finding(
         kind="gradient.exploding",
         severity=(
             "info" if facts.phase else "critical" if factor >= policy.critical else "warning"
@@ -335,11 +335,7 @@ def _finding(episode: Episode[Explosion], policy: ExplodingPolicy) -> Finding:
             f"The gradient has grown from {number(facts.usual)} to {number(facts.worst)} since "
             f"step {episode.first_step}"
         ),
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=episode.first_step,
         cause=cause,
         remedy=remedy,
-        clear_after=episode.clear_after,
         evidence=evidence,
     )

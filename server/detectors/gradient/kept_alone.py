@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.episode import Condition, Episode, Watch
 from rankscope.server.detectors.wording import agree, count, number, ranks
-from rankscope.server.window import Float64, Int64, Window
+from rankscope.server.window import Float64, Int64
 
 # Samples at which all ranks began with empty gradients, before one that does not is a fault: a loop
 # that empties them at another place on purpose (a rank with a loss of its own) does so always.
@@ -32,7 +32,7 @@ class Kept:
 
 
 @dataclass(slots=True)
-class KeptAlone:
+class KeptAlone(Condition[Kept]):
     """Follows what ranks have in their gradients when a step's own are added.
 
     Attributes:
@@ -63,28 +63,20 @@ class KeptAlone:
             facts.ranks = tuple(sorted({*facts.ranks, *odd}))
             facts.norm = max(facts.norm, float(norms[kept].max()))
 
-    def findings(self, window: Window) -> list[Finding]:
-        """Those of a window."""
-        return [_finding(episode) for episode in self.watch.take(window.last_step)]
-
-    def title(self, step: int) -> str:
-        """Of what is not over at a step; empty for nothing."""
-        episode = self.watch.open(step)
-        return "" if episode is None else _finding(episode).title
+    def finding(self, episode: Episode[Kept]) -> Finding:
+        """What is reported of an episode."""
+        return _finding(episode)
 
 
 def _finding(episode: Episode[Kept]) -> Finding:
     kept, step = episode.facts, episode.first_step
     who, several = ranks(kept.ranks), len(kept.ranks)
     often = f"since step {step}" if kept.samples > 1 else f"at step {step}"
-    return Finding(
+    return episode.finding(
         kind="gradient.accumulating",
         key="alone",
         severity="critical" if kept.samples > 1 else "warning",
         title=f"{who.capitalize()} {agree(several, 'adds')} to old gradients {often}",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=kept.ranks,
         stage="local_gradient",
         cause=(
@@ -97,6 +89,5 @@ def _finding(episode: Episode[Kept]) -> Finding:
             f"Look for what keeps {who} from calling `optimizer.zero_grad()` after a step: a "
             "condition on the rank, the loss or the step, an exception that is swallowed."
         ),
-        clear_after=episode.clear_after,
         evidence={"norm": kept.norm, "observed": kept.samples},
     )

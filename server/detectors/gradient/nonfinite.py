@@ -270,13 +270,10 @@ def _finding(episode: Episode[Broken]) -> Finding:
             f"without a lower bound, a sign. {go_back(low + 1, begins=False)}"
         )
         seen = None
-    return Finding(
+    return episode.finding(
         kind="gradient.nonfinite",
         severity="critical",
         title=f"The gradient is {broken.value} at step {step}{where}"[:118],
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=broken.ranks,
         tensors=tuple(names),
         stage="local_gradient" if broken.own else "reduced_gradient",
@@ -289,7 +286,6 @@ def _finding(episode: Episode[Broken]) -> Finding:
             held,
         ),
         remedy=seen[1] if seen is not None else remedy,
-        clear_after=episode.clear_after,
         evidence={
             "value": broken.value,
             "tensors": dict(origin.tensors),

@@ -103,14 +103,11 @@ def finding(episode: Episode[Line]) -> Finding:
     evidence = {"share": facts.share, "turns": facts.turns}
     if math.isfinite(facts.inputs):
         evidence["input_rms"] = facts.inputs
-    return Finding(
+    return episode.finding(
         kind="gradient.oscillating",
         key="line",
         severity="warning" if facts.large else "info",
         title=title_of(episode),
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=episode.first_step,
         cause=(
             f"At {percent(facts.share)} of the steps the gradient has the direction of the one "
             f"before it or the opposite one ({percent(facts.turns)}), to 2 %: of all parameters "
@@ -121,6 +118,5 @@ def finding(episode: Episode[Line]) -> Finding:
             "bring them to 0 and 1, with numbers from the training data: `StandardScaler`, "
             "`transforms.Normalize`, a batch norm before the first layer."
         ),
-        clear_after=episode.clear_after,
         evidence=evidence,
     )

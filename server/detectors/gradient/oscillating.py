@@ -303,15 +303,11 @@ def _finding(episode: Episode[Jumps]) -> Finding:
             "shuffle the sources into each batch. If the data are meant to be so, use a larger "
             "batch or accumulate."
         )
-    return Finding(
+    return episode.finding(
         kind="gradient.oscillating",
         severity="info" if facts.signed or facts.odd_targets else "warning",
         title=f"{title} since step {episode.first_step}",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=episode.first_step,
         cause=cause,
         remedy=remedy,
-        clear_after=episode.clear_after,
         evidence=evidence,
     )

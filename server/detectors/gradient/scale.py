@@ -183,13 +183,10 @@ def _finding(
         )
     everyone = tuple(int(r) for r in window.ranks)
     suspects, tensors, source = whose(skips, everyone)
-    return Finding(
+    return episode.finding(
         kind="amp.scale_collapse",
         severity="critical" if gone or found.in_a_row else "warning",
         title=title,
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=suspects or everyone,
         tensors=tensors,
         cause=sentences(cause, source),
@@ -197,7 +194,6 @@ def _finding(
             "Look for the module that makes values that are not finite (run some steps without "
             "autocast), use bfloat16, which needs no scale, or lower the learning rate."
         ),
-        clear_after=episode.clear_after,
         evidence={
             **({"amp_scale": found.scale} if math.isfinite(found.scale) else {}),
             **({"highest": found.highest} if found.highest else {}),

@@ -262,16 +262,13 @@ def _finding(episode: Episode[Fading], policy: VanishingPolicy) -> Finding:
     facts = episode.facts
     (first, least), (last, most) = facts.first, facts.last
     weak = listing([f"`{name}`" for name in facts.weak], most=4)
-    return Finding(
+    return episode.finding(
         kind="gradient.vanishing",
         severity="critical" if facts.ratio < policy.tiny else "warning",
         title=(
             f"The gradient of `{first}` is {number(facts.ratio)} of that of `{last}`, and nothing "
             "is learned"
         ),
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=episode.first_step,
         tensors=facts.weak,
         stage="local_gradient",
         cause=sentences(
@@ -289,7 +286,6 @@ def _finding(episode: Episode[Fading], policy: VanishingPolicy) -> Finding:
             "normalisation layers or residual connections between the layers, or make the network "
             "less deep. A higher learning rate does not help: the last layers bear it no better."
         ),
-        clear_after=episode.clear_after,
         evidence={
             "ratio": facts.ratio,
             "relative_ratio": facts.relative,

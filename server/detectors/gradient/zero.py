@@ -152,14 +152,11 @@ def finding(episode: Episode[None], zero: ZeroGradients, world_size: int) -> Fin
     else:
         loss, explained = "", "No loss was recorded that would say more."
         remedy = "Check that the loss is computed from the outputs of this model."
-    return Finding(
+    return episode.finding(
         kind="gradient.vanishing",
         key="zero",
         severity="critical",
         title=f"Every gradient is exactly zero since step {step}: the model cannot learn",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         stage="local_gradient",
         cause=sentences(
             f"All gradients{if_several(world_size, 'of all ranks')} were exactly zero at each of "
@@ -169,7 +166,6 @@ def finding(episode: Episode[None], zero: ZeroGradients, world_size: int) -> Fin
             moved,
         ),
         remedy=remedy,
-        clear_after=episode.clear_after,
         evidence={
             "observed": zero.observed,
             "constant_loss": zero.constant,

@@ -83,14 +83,11 @@ def finding(episode: Episode[list[int]], world_size: int, recurs: int) -> Findin
     steps = episode.facts
     shown = listing([str(step) for step in steps], most=_MOST_STEPS)
     one = len(steps) == 1
-    return Finding(
+    return episode.finding(
         kind="gradient.vanishing",
         key="single steps",
         severity="warning" if len(steps) >= recurs else "info",
         title=f"The gradient is exactly zero at {count(len(steps), 'step')}, and not at the others",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=episode.first_step,
         stage="local_gradient",
         cause=sentences(
             f"At {'step' if one else plural('step')} {shown} every gradient"
@@ -105,6 +102,5 @@ def finding(episode: Episode[list[int]], world_size: int, recurs: int) -> Findin
             "Print the gradient's norm right after `backward()` and right before `step()` at "
             "such a step: it shows whether it was never there or was lost on the way."
         ),
-        clear_after=episode.clear_after,
         evidence={"steps": steps[:64], "count": len(steps)},
     )

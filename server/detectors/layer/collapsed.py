@@ -124,14 +124,11 @@ def _append(values: deque[float], value: float, most: int) -> None:
 def finding(episode: Episode[Alike]) -> Finding:
     """What is reported of it."""
     facts = episode.facts
-    return Finding(
+    return episode.finding(
         kind="layer.dead",
         key="collapsed",
         severity="critical",
         title="The representations have collapsed: the model's output is alike for all samples",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=episode.first_step,
         cause=(
             f"The directions of the model's outputs have a spread of {number(facts.spread)}, after "
             f"{number(facts.at_first)} at first: any two samples have outputs of a mean cosine of "
@@ -145,7 +142,6 @@ def finding(episode: Episode[Alike]) -> Finding:
             "momentum encoder that is not trained by the loss, negative pairs, or a term for "
             "variance. Start again from before; a collapsed model does not come back by itself."
         ),
-        clear_after=episode.clear_after,
         evidence={
             "output_spread": facts.spread,
             "output_spread_at_first": facts.at_first,

@@ -42,13 +42,10 @@ def cut_finding(episode: Episode[Cut], window: Window) -> Finding:
         if facts.before
         else ""
     )
-    return Finding(
+    return episode.finding(
         kind="layer.dead",
         severity="critical" if facts.of and 2 * facts.missing > facts.of else "warning",
         title=title,
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=tuple(int(r) for r in window.ranks),
         tensors=facts.names,
         stage="local_gradient",
@@ -66,7 +63,6 @@ def cut_finding(episode: Episode[Cut], window: Window) -> Finding:
             "that is False comes after the cut. If it is meant, set `requires_grad` of these "
             "parameters to False, which also saves their part of the backward pass."
         ),
-        clear_after=episode.clear_after,
         evidence={"missing": facts.missing, "of": facts.of, "usual": facts.usual},
     )
 
@@ -81,14 +77,11 @@ def never_finding(episode: Episode[Cut], window: Window, *, large_part: float) -
     large = facts.share >= large_part
     of = f" of {facts.of}" if facts.of else ""
     names = listing([f"`{name}`" for name in facts.names], most=4)
-    return Finding(
+    return episode.finding(
         kind="layer.dead",
         key="never",
         severity="warning" if large else "info",
         title=f"{count(facts.missing, 'tensor')}{of} never had a gradient",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=episode.first_step,
         ranks=tuple(int(r) for r in window.ranks),
         tensors=facts.names,
         stage="local_gradient",
@@ -106,7 +99,6 @@ def never_finding(episode: Episode[Cut], window: Window, *, large_part: float) -
             "If they are not to be trained, set `requires_grad` to False. Else look for what "
             "detaches them from the loss."
         ),
-        clear_after=episode.clear_after,
         evidence={
             "missing": facts.missing,
             "of": facts.of,

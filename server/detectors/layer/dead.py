@@ -459,18 +459,14 @@ def _idle(episode: Episode[Idle], policy: DeadPolicy) -> Finding:
             "variance), begin with smaller weights, or lower the learning rate. Nothing, where "
             "they are gates that are to be open or shut."
         )
-    return Finding(
+    return episode.finding(
         kind="layer.dead",
         key=f"units:{facts.what}",
         severity=serious if dead else "info",
         title=f"{percent(share)} of the units of `{worst[0]}`{more} are {facts.what}",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         tensors=tuple(worst[:_MAX_NAMES]),
         cause=cause,
         remedy=remedy,
-        clear_after=episode.clear_after,
         evidence={
             "shares": _plain(facts.shares, worst),
             "largest_update": facts.update,

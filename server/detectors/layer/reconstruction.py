@@ -120,14 +120,11 @@ def title_of(episode: Episode[Same]) -> str:
 def finding(episode: Episode[Same]) -> Finding:
     """What is reported of it."""
     facts = episode.facts
-    return Finding(
+    return episode.finding(
         kind="layer.dead",
         key="reconstruction",
         severity="warning",
         title=title_of(episode),
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=episode.first_step,
         cause=(
             "The model returns something in the shape of what it is given, and for all samples of "
             f"a batch nearly the same: the directions have a spread of {number(facts.spread)}, "
@@ -141,7 +138,6 @@ def finding(episode: Episode[Same]) -> Finding:
             "averaged over the same things as the reconstruction. Else look for what cuts the "
             "decoder off: a detached code, dead units, a code of the wrong sample."
         ),
-        clear_after=episode.clear_after,
         evidence={
             "reconstruction_spread": facts.spread,
             "input_spread": facts.inputs,

@@ -338,7 +338,7 @@ class LossDiverging(Detector[DivergingState]):
                 "a player's, a surrogate), say so when attaching: "
                 '`config={"profile": "reinforcement"}`.'
             )
-        return Finding(
+        return incident.finding(
             kind="loss.diverging",
             severity=(
                 "info"
@@ -348,12 +348,8 @@ class LossDiverging(Detector[DivergingState]):
                 else "warning"
             ),
             title=title,
-            seen_step=incident.seen_step,
-            last_step=incident.last_step,
-            first_step=incident.first_step,
             cause=cause,
             remedy=remedy,
-            clear_after=incident.clear_after,
             evidence={
                 "best": incident.best,
                 "best_step": incident.best_step,

@@ -156,16 +156,12 @@ def _finding(name: str, episode: Episode[float], given: Given) -> Finding:
             "probabilities. The loss has no floor then: it falls by making one number larger."
         )
         remedy = "Take `log_softmax` of the scores before, or `cross_entropy`, which does."
-    return Finding(
+    return episode.finding(
         kind="loss.mismatch",
         key=name,
         severity="warning",
         title=title,
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=episode.first_step,
         cause=cause,
         remedy=remedy,
-        clear_after=episode.clear_after,
         evidence={"series": name, "value": episode.facts, "samples": given.run},
     )

@@ -234,17 +234,13 @@ class LossNonFinite(Detector[NonFiniteState]):
         }
         if incident.gradient_step is not None:
             evidence["grad_norm_step"] = incident.gradient_step
-        return Finding(
+        return incident.finding(
             kind="loss.nonfinite",
             severity="critical",
             title=f"The loss{whose} is {what} since step {step}",
-            seen_step=incident.seen_step,
-            last_step=incident.last_step,
-            first_step=step,
             ranks=who,
             cause=cause,
             remedy=remedy,
-            clear_after=incident.clear_after,
             evidence=evidence,
         )
 

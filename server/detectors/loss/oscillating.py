@@ -451,7 +451,7 @@ class LossOscillating(Detector[OscillatingState]):
             )
         severity = "critical" if incident.growing else "warning"
         settled = incident.shape and beside.harmless and not incident.growing
-        return Finding(
+        return incident.finding(
             kind="loss.oscillating",
             severity=(
                 "info"
@@ -459,12 +459,8 @@ class LossOscillating(Detector[OscillatingState]):
                 else severity
             ),
             title=title,
-            seen_step=incident.seen_step,
-            last_step=incident.last_step,
-            first_step=incident.first_step,
             cause=cause,
             remedy=remedy,
-            clear_after=incident.clear_after,
             evidence={
                 "period": period,
                 "amplitude": incident.amplitude,

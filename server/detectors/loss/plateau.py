@@ -476,15 +476,11 @@ def _finding(episode: Episode[Flat], policy: PlateauPolicy) -> Finding:
         if facts.certain(policy)
         else f"The loss is where it began ({number(facts.first)}, now {number(facts.last)})"
     )
-    return Finding(
+    return episode.finding(
         kind="loss.plateau",
         severity="warning" if facts.certain(policy) else "info",
         title=title,
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=episode.first_step,
         cause=cause,
         remedy=remedy,
-        clear_after=episode.clear_after,
         evidence=evidence,
     )

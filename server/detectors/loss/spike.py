@@ -463,17 +463,13 @@ class LossSpike(Detector[SpikeState]):
             evidence["batch"], evidence["batch_usual"] = incident.batch
         if who:
             evidence["rank_value"] = incident.rank_value
-        return Finding(
+        return incident.finding(
             kind="loss.spike",
             severity=severity if incident.positive else "info",
             title=title,
-            seen_step=incident.seen_step,
-            last_step=incident.last_step,
-            first_step=incident.first_step,
             ranks=who,
             cause=cause,
             remedy=remedy,
-            clear_after=incident.clear_after,
             evidence=evidence,
         )
 

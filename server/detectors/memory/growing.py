@@ -366,14 +366,11 @@ def _finding(name: str, episode: Episode[Growth]) -> Finding:
     known = math.isfinite(facts.exhausted)
     end = f"; at this pace it runs out at about step {facts.exhausted:,.0f}" if known else ""
     shared = "all processes of its " if key == "process" else "its "
-    return Finding(
+    return episode.finding(
         kind="memory.growing",
         key=key,
         severity="warning" if facts.serious else "info",
         title=f"The {called}{whom} grows by {size(slope)} a step since step {step}{end}",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=() if facts.all_ranks else who,
         cause=sentences(
             f"It has grown from {size(facts.before)} to {size(facts.now)}, by about as much at "
@@ -399,7 +396,6 @@ def _finding(name: str, episode: Episode[Growth]) -> Finding:
                 else "`tracemalloc` shows who allocates it, as far as it is Python's."
             )
         ),
-        clear_after=episode.clear_after,
         evidence={
             "series": name,
             "bytes_per_step": slope,

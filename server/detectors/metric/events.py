@@ -70,18 +70,14 @@ def finding(anomaly: Anomaly) -> Finding:
     names = list(dict.fromkeys(name for (name, _), _ in ordered))
     more = f", and {len(names) - 1} more series" if len(names) > 1 else ""
     who = anomaly.ranks
-    return Finding(
+    return anomaly.finding(
         kind="metric.anomaly",
         severity="warning" if any(event.extreme for _, event in ordered) else "info",
         title=_title(_short(name), main, who) + more,
-        seen_step=anomaly.seen_step,
-        last_step=anomaly.last_step,
-        first_step=anomaly.first_step,
         key=anomaly.key,
         ranks=who,
         cause=sentences(_what(main, anomaly.world), _why(main)),
         remedy=_remedy(_short(name), main, who),
-        clear_after=anomaly.clear_after,
         evidence={
             "question": main.question,
             "times": main.times,

@@ -183,14 +183,11 @@ def _finding(episode: Episode[Missing]) -> Finding:
         f"{what} {agree(amount, 'was')} "
         f"{'never applied' if lost else 'applied again'}, since version {step:,}"
     )
-    return Finding(
+    return episode.finding(
         kind="push.lost",
         key=f"rank:{missing.worker}",
         severity="warning",
         title=title,
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=(missing.worker,),
         stage="reduced_gradient",
         cause=(
@@ -209,7 +206,6 @@ def _finding(episode: Episode[Missing]) -> Finding:
             "confirmed, and apply each number once; look at what the server logs about this "
             "worker."
         ),
-        clear_after=episode.clear_after,
         evidence={"pushes": missing.pushes, "pushed": missing.of, "observed": episode.seen},
     )
 

@@ -189,14 +189,11 @@ def _finding(episode: Episode[Old]) -> Finding:
         if old.repeated
         else f"pushes gradients that are up to {old.most:,} versions old since version {step:,}"
     )
-    return Finding(
+    return episode.finding(
         kind="push.stale",
         key=f"rank:{old.worker}",
         severity="critical" if old.repeated else "warning",
         title=f"Rank {old.worker} {does}",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=(old.worker,),
         stage="local_gradient",
         cause=sentences(
@@ -211,7 +208,6 @@ def _finding(episode: Episode[Old]) -> Finding:
             "staleness (the server lets nobody run ahead by more than N versions), drop "
             "gradients that are older, or divide their learning rate by their staleness."
         ),
-        clear_after=episode.clear_after,
         evidence={
             "version": old.version,
             "staleness": old.most,

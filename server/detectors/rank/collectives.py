@@ -185,13 +185,10 @@ def finding_of_slow(incident: SlowCollectives) -> Finding:
     """The finding of one incident."""
     step = incident.first_step
     times = number(incident.now / incident.usual)
-    return Finding(
+    return incident.finding(
         kind="collective.slow",
         severity="warning",
         title=f"Collectives take {times} times as long on every rank since step {step}",
-        seen_step=incident.seen_step,
-        last_step=incident.last_step,
-        first_step=step,
         cause=(
             f"Once all ranks have their gradients, the reduction takes {duration(incident.now)} of "
             f"a step of {duration(incident.step_seconds)}, and took {duration(incident.usual)} "
@@ -203,7 +200,6 @@ def finding_of_slow(incident: SlowCollectives) -> Finding:
             "job's traffic, an interface other than the one meant (`NCCL_SOCKET_IFNAME`, "
             "`GLOO_SOCKET_IFNAME`); or what runs between the last gradient and the step."
         ),
-        clear_after=incident.clear_after,
         evidence={
             "usual_seconds": incident.usual,
             "seconds": incident.now,

@@ -18,18 +18,14 @@ def finding_of_late(
     Args:
         own: name in the evidence of the seconds that they take.
     """
-    return Finding(
+    return late.finding(
         kind=kind,
         key=key,
         severity="critical" if late.lost > _CRITICAL else "warning",
         title=title,
-        seen_step=late.seen_step,
-        last_step=late.last_step,
-        first_step=late.first_step,
         ranks=late.ranks,
         cause=cause,
         remedy=remedy,
-        clear_after=late.clear_after,
         evidence={own: late.own, "others_seconds": late.others, **late.evidence()},
     )
 
@@ -38,17 +34,13 @@ def finding_of_jitter(
     late: Jittering, policy: JitterPolicy, *, kind: str, title: str, cause: str, remedy: str
 ) -> Finding:
     """Of one that is late now and then."""
-    return Finding(
+    return late.finding(
         kind=kind,
         key="jitter",
         severity="warning" if late.lost >= policy.jitter_lost else "info",
         title=title,
-        seen_step=late.seen_step,
-        last_step=late.last_step,
-        first_step=late.first_step,
         ranks=(late.rank,),
         cause=cause,
         remedy=remedy,
-        clear_after=late.clear_after,
         evidence=late.evidence(),
     )

@@ -544,19 +544,15 @@ def _finding(incident: _Outlier, key: str) -> Finding:
             f"Compare loss, batch and preprocessing of {who} with the others'; if they are alike, "
             "run a step of it on another device."
         )
-    return Finding(
+    return incident.finding(
         kind="rank.gradient_outlier",
         key=key,
         # Two ranks whose data differ from the first step on are as likely as a fault.
         severity="info" if not incident.decided and incident.from_start else "warning",
         title=title,
-        seen_step=incident.seen_step,
-        last_step=incident.last_step,
-        first_step=step,
         ranks=incident.ranks,
         cause=cause,
         remedy=remedy,
-        clear_after=incident.clear_after,
         evidence={
             "factor": incident.factor,
             "z": incident.z,

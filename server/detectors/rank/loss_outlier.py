@@ -504,17 +504,13 @@ class RankLossOutlier(Detector[LossOutlierState]):
             evidence["times"] = incident.recurring.count
         if not incident.decided and incident.moved:
             evidence["moved"] = {str(r): incident.moved[r] for r in who if r in incident.moved}
-        return Finding(
+        return incident.finding(
             kind="rank.loss_outlier",
             severity=_severity(incident),
             title=title,
-            seen_step=incident.seen_step,
-            last_step=incident.last_step,
-            first_step=step,
             ranks=who,
             cause=cause,
             remedy=remedy,
-            clear_after=incident.clear_after,
             evidence=evidence,
         )
 

@@ -336,15 +336,11 @@ def _finding(episode: Episode[Slow], state: LowState, policy: LowPolicy, window:
             f"too often (by {if_several(window.world_size, 'ranks, ', before='')}micro-batches, "
             "or a mean over tokens)."
         )
-    return Finding(
+    return episode.finding(
         kind="lr.too_low",
         severity="info" if state.signed else "warning",
         title=title,
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=episode.first_step,
         cause=cause,
         remedy=remedy,
-        clear_after=episode.clear_after,
         evidence=evidence,
     )

@@ -416,20 +416,16 @@ def _finding(episode: Episode[Mismatch], policy: MismatchPolicy, *, signed: bool
             f"If that is not meant, set the learning rate to {target}, by a warm-up where it "
             f"rises; or {back}."
         )
-    return Finding(
+    return episode.finding(
         kind="lr.batch_mismatch",
         severity=severity,
         title=(
             f"The batch went from {before} to {after} samples at step {step}, and the learning "
             f"rate {became}"
         ),
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         stage="hyperparameters",
         cause=cause,
         remedy=remedy,
-        clear_after=episode.clear_after,
         evidence=evidence,
     )
 

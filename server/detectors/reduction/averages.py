@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.episode import Condition, Episode, Watch
 from rankscope.server.detectors.wording import agree, count, listing, number, ranks, sentences
 from rankscope.server.window import Average, Float64, Window
 
@@ -66,7 +66,7 @@ class _Streak:
 
 
 @dataclass(slots=True)
-class AveragedParameters:
+class AveragedParameters(Condition[WrongAverage]):
     """Follows the averages of one replica class.
 
     Attributes:
@@ -86,14 +86,9 @@ class AveragedParameters:
         for made in window.averages:
             self._judge(window, made)
 
-    def findings(self, window: Window) -> list[Finding]:
-        """Those of a window."""
-        return [_finding(episode) for episode in self.watch.take(window.last_step)]
-
-    def title(self, step: int) -> str:
-        """Of what is not over at a step; empty for nothing."""
-        episode = self.watch.open(step)
-        return "" if episode is None else _finding(episode).title
+    def finding(self, episode: Episode[WrongAverage]) -> Finding:
+        """What is reported of an episode."""
+        return _finding(episode)
 
     def _judge(self, window: Window, made: Average) -> None:
         if made.apart:
@@ -241,14 +236,11 @@ def _finding(episode: Episode[WrongAverage]) -> Finding:
             "those of another round), the sum was divided by another number than that of the "
             "ranks, or something was added."
         )
-    return Finding(
+    return episode.finding(
         kind="reduction.wrong",
         key="averages",
         severity="warning" if facts.changed or facts.equal else "info",
         title=title,
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=odd or facts.ranks,
         stage="outside_optimizer",
         cause=sentences(
@@ -264,7 +256,6 @@ def _finding(episode: Episode[WrongAverage]) -> Finding:
             "now, once, divided by the number of ranks that take part. An all-reduce of the "
             "parameters themselves (`dist.all_reduce(p); p /= world_size`) needs no copy."
         ),
-        clear_after=episode.clear_after,
         evidence={
             "pattern": "averages",
             "odd": {str(rank): times for rank, times in facts.counts.items()},

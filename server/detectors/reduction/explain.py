@@ -77,21 +77,17 @@ def finding_of(episode: Episode[Fault]) -> Finding:
     cause, remedy = _explain(fault, step)
     odd = fault.odd if fault.pattern == "ranks" else {}
     suspects = tuple(sorted({*odd, *(r for t in fault.tensors for r in t.ranks)}))
-    return Finding(
+    return episode.finding(
         kind="reduction.wrong",
         key="factor" if fault.note else "",
         severity=_severity(fault, size=len(everyone)),
         title=_title(fault, step),
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         # One and the same factor is what all ranks did.
         ranks=suspects or everyone,
         tensors=tuple(t.name for t in fault.tensors),
         stage="reduced_gradient",
         cause=sentences(cause, _where(fault), _often(episode)),
         remedy=sentences(remedy, _RESTORE.format(step=step) if step > 0 else _START_AGAIN),
-        clear_after=episode.clear_after,
         evidence={
             "pattern": fault.pattern,
             "factor": fault.factor,

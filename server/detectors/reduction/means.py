@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.episode import Condition, Episode, Watch
 from rankscope.server.detectors.wording import count, number, ranks
 from rankscope.server.window import Float64, Reduction, Window
 
@@ -38,7 +38,7 @@ class Uneven:
 
 
 @dataclass(slots=True)
-class Means:
+class Means(Condition[Uneven]):
     """What reductions whose ranks count equally show of how much is in each rank's mean.
 
     Attributes:
@@ -74,14 +74,9 @@ class Means:
             found = Uneven(what, most, least, self.xy / self.xx)
             self.watch.bad(made.step, found).facts = found
 
-    def findings(self, window: Window) -> list[Finding]:
-        """Those of a window."""
-        return [_finding(episode) for episode in self.watch.take(window.last_step)]
-
-    def title(self, step: int) -> str:
-        """Of what is not over at a step; empty for nothing."""
-        episode = self.watch.open(step)
-        return "" if episode is None else _finding(episode).title
+    def finding(self, episode: Episode[Uneven]) -> Finding:
+        """What is reported of an episode."""
+        return _finding(episode)
 
     def _norms(self, window: Window, made: Reduction, held: Float64) -> None:
         norms = window.series.get("grad_norm_local")
@@ -112,14 +107,11 @@ def _finding(episode: Episode[Uneven]) -> Finding:
     facts, step = episode.facts, episode.first_step
     (more, many), (less, few) = facts.most, facts.least
     one = facts.what.removesuffix("s")
-    return Finding(
+    return episode.finding(
         kind="reduction.wrong",
         key="means",
         severity="info",
         title=f"Ranks of unequal numbers of {facts.what} count equally since step {step}",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         stage="reduced_gradient",
         cause=(
             f"The reduction gives each rank the same weight, and each rank's gradient is a mean "
@@ -133,7 +125,6 @@ def _finding(episode: Episode[Uneven]) -> Finding:
             f"{facts.what} and the number of ranks, and divide it by the number of {facts.what} "
             "of all ranks, or give the ranks the same number. Where it is meant, silence this kind."
         ),
-        clear_after=episode.clear_after,
         evidence={
             "pattern": "means",
             "what": facts.what,

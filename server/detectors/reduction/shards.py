@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.episode import Condition, Episode, Watch
 from rankscope.server.detectors.wording import count, listing, number, ranks
 from rankscope.server.window import Float64, Window
 
@@ -45,7 +45,7 @@ class OwnClips:
 
 
 @dataclass(slots=True)
-class ShardClipping:
+class ShardClipping(Condition[OwnClips]):
     """Follows the shards of a run.
 
     Attributes:
@@ -81,14 +81,9 @@ class ShardClipping:
         for column, step in enumerate(window.steps.tolist()):
             self._step(window, groups, column, int(step))
 
-    def findings(self, window: Window) -> list[Finding]:
-        """Those of a window."""
-        return [_finding(episode) for episode in self.watch.take(window.last_step)]
-
-    def title(self, step: int) -> str:
-        """Of what is not over at a step; empty for nothing."""
-        episode = self.watch.open(step)
-        return "" if episode is None else _finding(episode).title
+    def finding(self, episode: Episode[OwnClips]) -> Finding:
+        """What is reported of an episode."""
+        return _finding(episode)
 
     def _step(self, window: Window, groups: list[tuple[int, ...]], column: int, step: int) -> None:
         found: OwnClips | None = None
@@ -167,14 +162,11 @@ def _finding(episode: Episode[OwnClips]) -> Finding:
             f"the shards of several ranks had a norm of {number(facts.limit)} at consecutive "
             "samples, and theirs varies otherwise"
         )
-    return Finding(
+    return episode.finding(
         kind="reduction.wrong",
         key="shards",
         severity="warning",
         title=f"Each rank clips its shard of the gradient by that shard's norm since step {step}",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=facts.ranks,
         stage="clipped_gradient",
         cause=(
@@ -188,7 +180,6 @@ def _finding(episode: Episode[OwnClips]) -> Finding:
             "under FullyShardedDataParallel its own `clip_grad_norm_`. By hand, all-reduce the "
             "sum of squares over the ranks that hold the shards before the root."
         ),
-        clear_after=episode.clear_after,
         evidence={
             "pattern": "shards",
             "factors": {str(rank): value for rank, value in facts.factors.items()},

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.episode import Condition, Episode, Watch
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import agree, count, ranks
 from rankscope.server.window import Window
@@ -26,7 +26,7 @@ class Left:
 
 
 @dataclass(slots=True)
-class UnreducedGradients:
+class UnreducedGradients(Condition[Left]):
     """Follows what is left when the optimizer steps."""
 
     count: int = 0
@@ -48,28 +48,20 @@ class UnreducedGradients:
                 facts = Left(tuple(window.ranks[left].tolist()), int(np.nanmax(row)))
                 self.watch.bad(step, facts, first_step=self.since)
 
-    def findings(self, window: Window) -> list[Finding]:
-        """Those of a window."""
-        return [_finding(episode) for episode in self.watch.take(window.last_step)]
-
-    def title(self, step: int) -> str:
-        """Of what is not over at a step; empty for nothing."""
-        episode = self.watch.open(step)
-        return "" if episode is None else _finding(episode).title
+    def finding(self, episode: Episode[Left]) -> Finding:
+        """What is reported of an episode."""
+        return _finding(episode)
 
 
 def _finding(episode: Episode[Left]) -> Finding:
     left, step = episode.facts, episode.first_step
     these = count(left.tensors, "tensor")
-    return Finding(
+    return episode.finding(
         kind="reduction.wrong",
         key="unreduced",
         severity="warning",
         title=f"Steps are taken while gradients of {these} {agree(left.tensors, 'waits')} for "
         f"their reduction since step {step}",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=left.ranks,
         stage="reduced_gradient",
         cause=(
@@ -82,6 +74,5 @@ def _finding(episode: Episode[Left]) -> Finding:
             "Synchronise on the last micro-batch of each step, and not on another one: "
             "`model.set_requires_gradient_sync(micro == last)` before its forward pass."
         ),
-        clear_after=episode.clear_after,
         evidence={"pattern": "unreduced", "tensors": left.tensors},
     )

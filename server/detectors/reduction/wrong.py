@@ -222,12 +222,9 @@ class ReductionWrong(Detector[ReductionState]):
             for episode in watch.take(window.last_step)
         ]
         findings += state.means.findings(window)
-        state.shards.take(window)
-        findings += state.shards.findings(window)
-        state.averages.take(window)
-        findings += state.averages.findings(window)
-        state.unreduced.take(window)
-        findings += state.unreduced.findings(window)
+        for part in (state.shards, state.averages, state.unreduced):
+            part.take(window)
+            findings += part.findings(window)
         return Outcome({"reduction.wrong": self._check(window, state)}, tuple(findings))
 
     # ---------------------------------------------------------------------------- one reduction

@@ -311,14 +311,11 @@ def _finding(episode: Episode[Slowdown]) -> Finding:
             "does between it and the optimizer's step",
         }
         where = f"Of the {duration(more)}, {duration(parts[largest])} are spent {said[largest]}."
-    return Finding(
+    return episode.finding(
         kind="throughput.dropped",
         severity="warning",
         title=f"A step takes {number(facts.now / facts.before)} times as long as before, since "
         f"step {step}",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         cause=sentences(
             f"A step took {duration(facts.before)} before step {step}, and takes "
             f"{duration(facts.now)}.",
@@ -331,7 +328,6 @@ def _finding(episode: Episode[Slowdown]) -> Finding:
             "file system), and at what the machines share with others: throttled devices, the "
             "network."
         ),
-        clear_after=episode.clear_after,
         evidence={
             "step_seconds_before": facts.before,
             "step_seconds": facts.now,
@@ -344,17 +340,13 @@ def _finding(episode: Episode[Slowdown]) -> Finding:
 def _recurring(episode: Episode[LongSteps]) -> Finding:
     facts = episode.facts
     cause, remedy = cause_and_remedy(episode)
-    return Finding(
+    return episode.finding(
         kind="throughput.dropped",
         key="period",
         severity=facts.severity,
         title=title(facts),
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=episode.first_step,
         cause=cause,
         remedy=remedy,
-        clear_after=episode.clear_after,
         evidence={
             "period": facts.period,
             "step_seconds": facts.long,

@@ -223,18 +223,14 @@ def _finding(episode: Episode[Drift], policy: DriftPolicy) -> Finding:
             "more, and leave it out for biases and normalisations; go on from a checkpoint before "
             f"step {episode.first_step}."
         )
-    return Finding(
+    return episode.finding(
         kind="update.drift",
         key="" if grows else "faded",
         severity="critical" if facts.now > policy.far * facts.first else "warning",
         title=title,
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=episode.first_step,
         stage="parameters",
         cause=cause,
         remedy=remedy,
-        clear_after=episode.clear_after,
         evidence={
             "first": facts.first,
             "most": facts.most,

@@ -256,7 +256,7 @@ def _finding(episode: Episode[Large], policy: RatioPolicy, window: Window) -> Fi
     if names:
         evidence["matrices"] = {name: facts.tensors[name] for name in names[:_MAX_NAMES]}
     most = listing([f"`{n}` ({number(facts.tensors[n])})" for n in names], most=4)
-    return Finding(
+    return episode.finding(
         kind="update.ratio",
         severity=(
             "info" if facts.learns else "critical" if facts.update > policy.critical else "warning"
@@ -265,9 +265,6 @@ def _finding(episode: Episode[Large], policy: RatioPolicy, window: Window) -> Fi
             f"A step changes the parameters by {number(facts.update)} of their size, "
             f"{number(facts.update / 1e-3)} times the usual 0.001"
         ),
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=episode.first_step,
         tensors=tuple(names[:_MAX_NAMES]),
         stage="parameters",
         cause=sentences(
@@ -283,7 +280,6 @@ def _finding(episode: Episode[Large], policy: RatioPolicy, window: Window) -> Fi
             else "",
         ),
         remedy=f"{advice}. Begin with a warm-up, and clip gradients where they jump.",
-        clear_after=episode.clear_after,
         evidence=evidence,
     )
 
@@ -292,16 +288,13 @@ def _single(episode: Episode[Large]) -> Finding:
     facts = episode.facts
     names = sorted(facts.tensors, key=lambda name: (-facts.tensors[name], name))
     most = listing([f"`{n}` by {number(facts.tensors[n])}" for n in names], most=4)
-    return Finding(
+    return episode.finding(
         kind="update.ratio",
         key="matrices",
         severity="info",
         title=f"{count(len(names), 'matrix')} of the model "
         f"{agree(len(names), 'changes')} at a pace of "
         f"{'its' if len(names) == 1 else 'their'} own",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=episode.first_step,
         tensors=tuple(names[:_MAX_NAMES]),
         stage="parameters",
         cause=(
@@ -313,7 +306,6 @@ def _single(episode: Episode[Large]) -> Finding:
             "Look at the initial size of these weights, and at the learning rate and weight decay "
             "of their parameter group."
         ),
-        clear_after=episode.clear_after,
         evidence={
             "update_ratio": facts.update,
             "lr": facts.rate,

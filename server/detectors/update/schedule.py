@@ -291,15 +291,12 @@ def _too_fast(episode: Episode[Fast], window: Window) -> Finding:
         if fast.wrapped
         else ""
     )
-    return Finding(
+    return episode.finding(
         kind="schedule.mismatch",
         key="fast",
         severity="info" if meant else "warning",
         title=f"The schedule advances {fast.times} times at every optimizer step"
         + (f" ({each.strip()})" if each else ""),
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=tuple(int(r) for r in window.ranks),
         stage="hyperparameters",
         cause=(
@@ -313,7 +310,6 @@ def _too_fast(episode: Episode[Fast], window: Window) -> Finding:
             "and not by hand where a wrapper does it. Or give the schedule "
             f"{fast.times} times the number of optimizer steps."
         ),
-        clear_after=episode.clear_after,
         evidence={
             "times": fast.times,
             "micro_steps": fast.micro,
@@ -325,7 +321,7 @@ def _too_fast(episode: Episode[Fast], window: Window) -> Finding:
 
 def _alternates(episode: Episode[Alternates]) -> Finding:
     facts = episode.facts
-    return Finding(
+    return episode.finding(
         kind="schedule.mismatch",
         key="alternates",
         severity="warning",
@@ -333,9 +329,6 @@ def _alternates(episode: Episode[Alternates]) -> Finding:
             f"The learning rate goes from {number(facts.low)} to {number(facts.high)} and back "
             f"within {count(facts.period, 'step')}, again and again"
         ),
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=episode.first_step,
         stage="hyperparameters",
         cause=(
             f"It has had a period of {count(facts.period, 'step')} for {_RATES} steps at least. "
@@ -346,7 +339,6 @@ def _alternates(episode: Episode[Alternates]) -> Finding:
             "Let one scheduler alone set the rate of an optimizer, and give it its cycle in the "
             "unit in which it is called."
         ),
-        clear_after=episode.clear_after,
         evidence={"period": facts.period, "lr_low": facts.low, "lr_high": facts.high},
     )
 
@@ -364,13 +356,10 @@ def _finding(episode: Episode[Ended], window: Window) -> Finding:
         if window.world_size > 1 and not ended.newest
         else ""
     )
-    return Finding(
+    return episode.finding(
         kind="schedule.mismatch",
         severity="warning",
         title=f"The learning rate has been {left} since step {step}, and training goes on",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=tuple(int(r) for r in window.ranks),
         stage="hyperparameters",
         cause=(
@@ -384,7 +373,6 @@ def _finding(episode: Episode[Ended], window: Window) -> Finding:
             "optimizer steps of the whole training (a wrapper that steps it once a process needs "
             "that times the world size)."
         ),
-        clear_after=episode.clear_after,
         evidence={
             "ended_step": step,
             "steps_without": episode.last_step - step + 1,

@@ -110,13 +110,10 @@ def finding_of(episode: Episode[Still], window: Window) -> Finding:
             "Nothing, if the loss is as low as it should be: the training has converged, and "
             "further steps are for nothing. Else lower the tolerances, or build the optimizer anew."
         )
-    return Finding(
+    return episode.finding(
         kind="update.missing",
         severity="info" if stops else "critical" if still.whole else "warning",
         title=f"{what} since step {step} although there are gradients{where}",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
         ranks=still.ranks,
         stage="parameters",
         cause=sentences(
@@ -127,7 +124,6 @@ def finding_of(episode: Episode[Still], window: Window) -> Finding:
             why,
         ),
         remedy=remedy,
-        clear_after=episode.clear_after,
         evidence={
             "tensors": still.tensors,
             "of": still.of,
