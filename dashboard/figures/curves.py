@@ -13,7 +13,7 @@ from rankscope.dashboard.figures.bands import band_traces, outlying
 from rankscope.dashboard.figures.labels import end_labels
 from rankscope.dashboard.figures.marks import mark_layout, with_marks
 from rankscope.dashboard.figures.nonfinite import Episode, episodes, nonfinite_trace
-from rankscope.dashboard.figures.outline import drawable, polygons
+from rankscope.dashboard.figures.outline import area, drawable
 from rankscope.dashboard.figures.smoothing import smooth
 from rankscope.dashboard.figures.text import inert, number
 from rankscope.dashboard.figures.theme import LIGHT, Theme, faded, layout, rank_colors
@@ -211,19 +211,8 @@ def _points(values: Float64) -> dict[str, Any]:
 
 def _envelope(curve: Curve, log_y: bool) -> dict[str, Any]:
     """The area between the smallest and the largest value of each bucket; gaps stay gaps."""
-    low = drawable(np.asarray(curve.minimum), log_y)
-    high = drawable(np.asarray(curve.maximum), log_y)
-    xs, ys = polygons(curve.steps, low, high)
-    return {
-        "type": "scatter",
-        "mode": "none",
-        "x": xs,
-        "y": ys,
-        "fill": "toself",
-        "hoverinfo": "skip",
-        "showlegend": False,
-        "meta": {"rank": curve.rank, "role": "envelope"},
-    }
+    low, high = np.asarray(curve.minimum), np.asarray(curve.maximum)
+    return area(curve.steps, low, high, log_y=log_y, rank=curve.rank)
 
 
 def _span(curves: Sequence[Curve]) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,15 @@ from rankscope.dashboard.figures.theme import Theme
 
 # Relative distances of a single flipped last bit up to those of unrelated models.
 _DEFAULT_DECADES = (-8.0, 0.0)
+# Where `legend_traces` stand: a click on the key of a colour would hide cells.
+KEY_ABOVE: Mapping[str, Any] = {
+    "orientation": "h",
+    "x": 0,
+    "y": 1,
+    "yanchor": "bottom",
+    "itemclick": False,
+    "itemdoubleclick": False,
+}
 
 
 def cell_traces(

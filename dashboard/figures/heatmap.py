@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from rankscope.dashboard.figures.arrays import Bool, Float64, Int64, Mark, rank_list
 from rankscope.dashboard.figures.binning import Bins, bin_steps
-from rankscope.dashboard.figures.distance_scale import cell_traces, legend_traces
+from rankscope.dashboard.figures.distance_scale import KEY_ABOVE, cell_traces, legend_traces
 from rankscope.dashboard.figures.marks import mark_layout, with_marks
 from rankscope.dashboard.figures.theme import LIGHT, Theme, faded, layout
 from rankscope.dashboard.figures.ticks import rank_ticks
@@ -76,17 +76,7 @@ def divergence_heatmap(
         "hovermode": "closest",
         "margin": {"l": 56, "r": 16, "t": 44 if legend else 22, "b": 42},
         "showlegend": legend,
-        "legend": {
-            **settings["legend"],
-            "orientation": "h",
-            "x": 0,
-            "y": 1,
-            "yanchor": "bottom",
-            "yref": "paper",
-            "itemclick": False,
-            "itemdoubleclick": False,
-            "entrywidthmode": "pixels",
-        },
+        "legend": {**settings["legend"], **KEY_ABOVE, "yref": "paper", "entrywidthmode": "pixels"},
     }
     if not steps.size or not len(ranks):
         settings["meta"] = {"summary": f"{stage}: nothing compared yet", "width": 1}

@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from rankscope.dashboard.figures.arrays import Float64
-from rankscope.dashboard.figures.distance_scale import cell_traces, legend_traces
+from rankscope.dashboard.figures.distance_scale import KEY_ABOVE, cell_traces, legend_traces
 from rankscope.dashboard.figures.theme import LIGHT, Theme, layout
 from rankscope.dashboard.figures.ticks import rank_ticks
 
@@ -67,15 +67,7 @@ def distance_matrix(
         "dragmode": False,
         "margin": {"l": 50, "r": 10, "t": 44 if legend else 12, "b": 42},
         "showlegend": legend,
-        "legend": {
-            **settings["legend"],
-            "orientation": "h",
-            "x": 0,
-            "y": 1,
-            "yanchor": "bottom",
-            "itemclick": False,
-            "itemdoubleclick": False,
-        },
+        "legend": {**settings["legend"], **KEY_ABOVE},
     }
     # A text for each cell of a large matrix would be megabytes; its rows are mostly its ranks.
     written = count <= _MAX_WRITTEN or list(ranks) != list(range(count))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from rankscope.dashboard.figures.arrays import Float64, Int64
@@ -28,3 +30,22 @@ def polygons(steps: Int64, low: Float64, high: Float64) -> tuple[Float64, Float6
     if not xs:
         return np.empty(0), np.empty(0)
     return np.concatenate(xs[:-1]), np.concatenate(ys[:-1])
+
+
+def area(steps: Int64, low: Float64, high: Float64, *, log_y: bool, **meta: Any) -> dict[str, Any]:
+    """The trace of the area between two lines, that says nothing by itself; gaps stay gaps.
+
+    Args:
+        meta: further facts by which the page knows the trace.
+    """
+    xs, ys = polygons(steps, drawable(low, log_y), drawable(high, log_y))
+    return {
+        "type": "scatter",
+        "mode": "none",
+        "x": xs,
+        "y": ys,
+        "fill": "toself",
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "meta": {**meta, "role": "envelope"},
+    }

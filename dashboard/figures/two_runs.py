@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from rankscope.dashboard.figures.arrays import Curve, Float64, Int64
-from rankscope.dashboard.figures.outline import drawable, polygons
+from rankscope.dashboard.figures.outline import area, drawable
 from rankscope.dashboard.figures.text import inert, number
 from rankscope.dashboard.figures.theme import LIGHT, Theme, faded, layout
 from rankscope.dashboard.figures.units import axis_title
@@ -102,18 +102,7 @@ def _over_ranks(curves: Sequence[Curve]) -> tuple[Int64, Float64, Float64, Float
 
 
 def _range(steps: Int64, low: Float64, high: Float64, color: str, log_y: bool) -> dict[str, Any]:
-    xs, ys = polygons(steps, drawable(low, log_y), drawable(high, log_y))
-    return {
-        "type": "scatter",
-        "mode": "none",
-        "x": xs,
-        "y": ys,
-        "fill": "toself",
-        "fillcolor": faded(color, 0.16),
-        "hoverinfo": "skip",
-        "showlegend": False,
-        "meta": {"role": "envelope"},
-    }
+    return area(steps, low, high, log_y=log_y) | {"fillcolor": faded(color, 0.16)}
 
 
 def _mark(step: int, theme: Theme) -> dict[str, Any]:

@@ -10,9 +10,11 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 # `-P` keeps the folder in which the user happens to stand off the module path.
 PYTHON = (sys.executable, "-P")
@@ -21,7 +23,26 @@ RANKSCOPE = (*PYTHON, "-c", "from rankscope.agent.cli import main; raise SystemE
 _STOP_SECONDS = 5.0
 
 
-class Process:
+class _StoppedOnExit(ABC):
+    """What a `with` block stops at its end."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Ends it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+class Process(_StoppedOnExit):
     """One child with its output in a file; stopped with the block that holds it.
 
     It has a session of its own: Ctrl-C in the terminal reaches the demo alone, which then stops its
@@ -93,19 +114,8 @@ class Process:
         text = self.log.read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
-    def __enter__(self) -> Process:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-
-class Job:
+class Job(_StoppedOnExit):
     """The ranks of one training run, started as torchrun would start them, on this machine.
 
     Args:
@@ -160,17 +170,6 @@ class Job:
             rank.ask_to_end()
         for rank in self.ranks:
             rank.end_within(_STOP_SECONDS)
-
-    def __enter__(self) -> Job:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
 
 def job_environment(ranks: int, further: Mapping[str, str] | None = None) -> dict[str, str]:
