@@ -440,3 +440,27 @@ class SlidingMedian:
     def largest(self) -> float:
         """Of no value NaN."""
         return self._ordered[-1] if self._ordered else math.nan
+
+
+def others_median(values: Float64) -> Float64:
+    """For each value the median of the other ranks' at the same step.
+
+    Args:
+        values: float64 [N, R]; NaN where a rank is missing.
+
+    Returns:
+        float64 [N, R]; NaN where a rank is missing or alone.
+    """
+    ordered = np.sort(values, axis=1)  # NaN last
+    others = np.isfinite(values).sum(axis=1) - 1
+    rows, last = np.arange(len(values)), values.shape[1] - 1
+
+    def without_itself(index: Int64) -> Float64:
+        # What stands at an index once the value itself has been taken out: what stood there
+        # before, or the next one where the value stood there or before.
+        here, after = ordered[rows, index], ordered[rows, np.minimum(index + 1, last)]
+        return np.where(values <= here[:, None], after[:, None], here[:, None])
+
+    low, high = np.maximum(others - 1, 0) // 2, np.maximum(others, 0) // 2
+    median = 0.5 * (without_itself(low) + without_itself(high))
+    return np.where(np.isfinite(values) & (others > 0)[:, None], median, np.nan)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import ClassVar
 
-import numpy as np
-
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.desync.answers import SUBJECTS, checks_of
 from rankscope.server.detectors.desync.averaging_rounds import MARK, AveragingRound, interval_of
-from rankscope.server.detectors.desync.explain import (
-    finding_of,
-    periodic_finding,
-    versions_finding,
-)
+from rankscope.server.detectors.desync.explain import finding_of
 from rankscope.server.detectors.desync.frozen import standing, take_frozen
 from rankscope.server.detectors.desync.incident import Divergence
 from rankscope.server.detectors.desync.order import (
@@ -28,6 +21,12 @@ from rankscope.server.detectors.desync.order import (
     state_was_first,
 )
 from rankscope.server.detectors.desync.parts import hold_parts, read_apart
+from rankscope.server.detectors.desync.returns import (
+    interval_of_returns,
+    returns_finding,
+    still_periodic,
+    workers_finding,
+)
 from rankscope.server.detectors.desync.settings import SERIES as GIVEN
 from rankscope.server.detectors.desync.settings import STAGE as SETTINGS_STAGE
 from rankscope.server.detectors.desync.state import (
@@ -180,9 +179,9 @@ class Desync(Detector[DesyncState]):
             incident.alone = alone and not met_before and not incident.parts
             findings += self._findings_of(incident)
         elif state.period:
-            findings.append(self._periodic(state, state.last_step))
+            findings.append(returns_finding(state, state.last_step))
         if state.workers is not None:
-            findings.append(_workers(state, state.last_step))
+            findings.append(workers_finding(state, state.last_step))
         if (differing := state.settings.incident) is not None:
             if not differing.agreeing:
                 differing.stands(window.last_step, window.liveness)
@@ -231,8 +230,8 @@ class Desync(Detector[DesyncState]):
             state.unequal.append((step, version_facts.between))
             if incident is not None and version_facts.between and state.averaging_rounds.at == step:
                 incident.unmet = True
-        if state.period and not self._still_periodic(state, step, parameters, version_facts):
-            findings.append(self._periodic(state, step - 1))
+        if state.period and not still_periodic(state, step, parameters, version_facts):
+            findings.append(returns_finding(state, step - 1))
             period, state.period = state.period, 0
             state.returns.clear()
             if parameters is not None and not together and not version_facts.nobody:
@@ -447,21 +446,12 @@ class Desync(Detector[DesyncState]):
         findings: list[Finding],
     ) -> None:
         """Takes regular returns to equality for synchronisation on purpose."""
-        incident, needed, returns = state.incident, self.policy.returns, list(state.returns)
+        incident, returns = state.incident, list(state.returns)
         if state.period or incident is None:
             return
-        intervals = np.diff(returns)
-        # Where ranks say at every step whether they write, it is known that no round was between.
-        rounds = state.averaging_rounds.period
-        if rounds and len(returns) > 1 and not (intervals % rounds).any():
-            period = rounds
-        elif len(returns) >= needed and not (intervals[1 - needed :] != intervals[-1]).any():
-            period = int(intervals[-1])
-        else:
+        state.period = period = interval_of_returns(state, self.policy.returns)
+        if not period:
             return
-        if period < 2 and not state.between:
-            return
-        state.period = period
         state.periodic_since, state.periodic_seen = incident.first_step, step
         self._close(state, findings, last_step=step - 1)
         # One that was left out before it was known that there would be one: where that was seen. A
@@ -479,34 +469,6 @@ class Desync(Detector[DesyncState]):
             missed.first_step, missed.last_step = at, step
             missed.ranks = tuple(int(r) for r in everyone.ranks)
             findings.append(finding_of(missed, self.policy.drift, self.policy.critical))
-
-    def _still_periodic(
-        self,
-        state: DesyncState,
-        step: int,
-        parameters: Comparison | None,
-        version_facts: VersionFacts,
-    ) -> bool:
-        since = step - state.returns[-1]
-        if version_facts.joined and since % state.period:
-            # There are more rounds than the ones at which they had been examined.
-            period = math.gcd(state.period, since)
-            state.period = period if period > 1 else state.period
-            return period > 1
-        if parameters is None or (
-            state.between and not version_facts.between and not parameters.equal
-        ):
-            return True
-        # Equal between two synchronisations: they are equal all the time now.
-        return (parameters.equal or version_facts.joined) == (since % state.period == 0)
-
-    def _periodic(self, state: DesyncState, last_step: int) -> Finding:
-        return periodic_finding(
-            period=state.period,
-            since=state.periodic_since,
-            seen=state.periodic_seen,
-            last_step=max(last_step, state.periodic_seen),
-        )
 
     # ---------------------------------------------------------------- versions of one model
 
@@ -534,7 +496,7 @@ class Desync(Detector[DesyncState]):
         if version_facts.lags is None:
             if not version_facts.known:
                 return True  # of which step it is cannot be known
-            findings.append(_workers(state, step - 1))
+            findings.append(workers_finding(state, step - 1))
             state.workers = None
             return False
         for rank, lag in workers.lags.items():
@@ -574,12 +536,3 @@ def _gradients_seen(state: DesyncState, step: int, comparisons: Sequence[Compari
         if step != state.gradients_until + 1:
             state.gradients_since = step
         state.gradients_until = step
-
-
-def _workers(state: DesyncState, last_step: int) -> Finding:
-    assert state.workers is not None
-    return versions_finding(
-        since=state.workers.since,
-        last_step=max(last_step, state.workers.since),
-        caught_up=state.workers.caught_up,
-    )

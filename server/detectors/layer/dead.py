@@ -15,16 +15,16 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.layer import collapsed, reconstruction
 from rankscope.server.detectors.layer.collapsed import CollapsedState
 from rankscope.server.detectors.layer.cut import Cut, cut_finding, never_finding
+from rankscope.server.detectors.layer.idle import MAX_NAMES, Idle, idle_finding
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share, Steps
 from rankscope.server.detectors.samples import LayerSample, layer_samples
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.walking import median, together
-from rankscope.server.detectors.wording import count, listing, number, percent
+from rankscope.server.detectors.wording import count, percent
 from rankscope.server.window import Check, Status, Window
 
 _GRACE = 20
 _METRICS = {"dead_units_lasting": "dead", "saturated_units_lasting": "saturated"}
-_MAX_NAMES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,27 +71,6 @@ class DeadPolicy(reconstruction.ReconstructionPolicy):
     learning: Observations = 16
     progress: Share = 0.1
     calm: Steps = 8
-
-
-@dataclass(slots=True)
-class Idle:
-    """Modules whose units do nothing: the share of each, and what class it is.
-
-    Attributes:
-        update, update_step: largest update before it, relative to the parameters, and its step.
-        spread: scatter of the samples of a batch, relative to their size, the largest so far.
-        loss: median of the losses before it; NaN where none were posted.
-        learns: whether the loss goes on falling, or may do so yet.
-    """
-
-    what: str
-    shares: dict[str, float] = field(default_factory=dict)
-    classes: dict[str, str] = field(default_factory=dict)
-    update: float = 0.0
-    update_step: int = -1
-    spread: float = math.inf
-    loss: float = math.nan
-    learns: bool = False
 
 
 @dataclass(slots=True)
@@ -333,7 +312,7 @@ class LayerDead(Detector[DeadState]):
             return
         facts = Cut(state.least, of, 0)
         facts = state.never.bad(step, facts, first_step=state.first_step).facts
-        facts.missing, facts.of, facts.names = state.least, of, state.silent[:_MAX_NAMES]
+        facts.missing, facts.of, facts.names = state.least, of, state.silent[:MAX_NAMES]
         if state.sampled >= self.policy.evidence:
             facts.share = _untrained(window, state)
 
@@ -391,7 +370,7 @@ def _name(facts: Cut, silent: tuple[str, ...] | None, state: DeadState) -> None:
     if silent is None:
         return
     names = [name for name in silent if name in state.alive]
-    facts.names = tuple(names[:_MAX_NAMES])
+    facts.names = tuple(names[:MAX_NAMES])
     order = list(state.names)
     if names and order[: len(names)] == names and len(names) < len(order):
         facts.before = order[len(names)]
@@ -408,75 +387,12 @@ def _untrained(window: Window, state: DeadState) -> float:
 
 
 def _idle(episode: Episode[Idle], policy: DeadPolicy) -> Finding:
-    facts, step = episode.facts, episode.first_step
-    worst = sorted(facts.shares, key=lambda name: (-facts.shares[name], name))
-    share = facts.shares[worst[0]]
-    dead = facts.what == "dead"
-    serious = "info" if facts.learns else "warning"
-    if share >= policy.nearly_all:
-        serious = "critical"
-    more = f" and {count(len(worst) - 1, 'module')} more" if len(worst) > 1 else ""
-    each = listing([f"`{n}` {percent(facts.shares[n])}" for n in worst], most=6)
-    if facts.spread < policy.alike:
-        cause = (
-            f"All samples of a batch are alike (they scatter by {number(facts.spread)} of their "
-            f"size), so each unit is {facts.what} for all of them or for none: {each}."
-        )
-        remedy = (
-            "Look at what makes the inputs: a normalisation that divides by nothing, a column that "
-            "is read again and again, a buffer that is never filled."
-        )
-    elif dead:
-        large = facts.update > policy.overwriting
-        cause = (
-            f"Since step {step} at the latest these units were 0 for hundreds of consecutive "
-            f"samples: {each}. A ReLU that is never active passes no gradient back, and so "
-            "usually stays inactive. "
-            + (
-                f"The step of {facts.update_step} changed the parameters by "
-                f"{percent(facts.update)} of their size: it was too large (a learning rate too "
-                "high, or without a warm-up, a loss that is a sum)."
-                if large
-                else "Usual causes are one step that was too large (a learning rate without "
-                "warm-up, an odd batch) or biases far below 0."
-            )
-        )
-        if facts.learns:
-            cause += " The loss goes on falling: the rest of the network learns without them."
-        remedy = (
-            "Restart from before it with a lower learning rate or a warm-up, and clip gradients; "
-            "begin with biases of 0 and He's weights; or put LeakyReLU or GELU, or a "
-            "normalisation before, in the place of ReLU."
-        )
-    else:
-        cause = (
-            f"Since step {step} at the latest these units stood within 1 % of the ends of their "
-            f"range for hundreds of consecutive samples: {each}. There the slope is "
-            "negligible, and so is the gradient that they pass back."
-        )
-        remedy = (
-            "Normalise what goes into them (layer or batch normalisation, inputs of unit "
-            "variance), begin with smaller weights, or lower the learning rate. Nothing, where "
-            "they are gates that are to be open or shut."
-        )
-    return episode.finding(
-        kind="layer.dead",
-        key=f"units:{facts.what}",
-        severity=serious if dead else "info",
-        title=f"{percent(share)} of the units of `{worst[0]}`{more} are {facts.what}",
-        tensors=tuple(worst[:_MAX_NAMES]),
-        cause=cause,
-        remedy=remedy,
-        evidence={
-            "shares": _plain(facts.shares, worst),
-            "largest_update": facts.update,
-            **({"input_spread": facts.spread} if math.isfinite(facts.spread) else {}),
-        },
+    return idle_finding(
+        episode,
+        nearly_all=policy.nearly_all,
+        alike=policy.alike,
+        overwriting=policy.overwriting,
     )
-
-
-def _plain(shares: Mapping[str, float], order: list[str]) -> dict[str, float]:
-    return {name: shares[name] for name in order[:_MAX_NAMES]}
 
 
 def _check(window: Window, state: DeadState, policy: DeadPolicy) -> Check:

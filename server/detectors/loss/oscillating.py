@@ -13,6 +13,7 @@ import numpy as np
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.loss.beside import Beside, beside, recurs
 from rankscope.server.detectors.loss.repeating import FALLING, Repeats, Swing
 from rankscope.server.detectors.policy import (
     Count,
@@ -23,7 +24,6 @@ from rankscope.server.detectors.policy import (
     Signed,
     Times,
 )
-from rankscope.server.detectors.recurrence import CYCLES
 from rankscope.server.detectors.statistics import (
     Progress,
     Unmeasured,
@@ -39,12 +39,6 @@ from rankscope.server.window import Check, Float64, Status, Window
 
 # Series that may have the loss's period: why it swings.
 _BESIDE = ("lr", "input_rms", "explained_deviance")
-# Of the inputs of one place: sources that take turns are normalised alike, to within this factor.
-_LARGER = 3.0
-# Of the learning rate of one place, as a rise of it is found everywhere (`RisePolicy`).
-_FASTER = 1.5
-# Share of the deviance explained at other places: more than a small part of what there is to learn.
-_GOOD = 0.25
 # Observations whose median makes one value; slow oscillations show on coarse scales.
 _SCALES = (1, 4, 16)
 
@@ -117,35 +111,6 @@ class _Scale:
         self.since = 0
         self.windows += 1
         return True
-
-
-@dataclass(slots=True)
-class Beside:
-    """What else has the loss's period: of each series the lowest and highest place within it."""
-
-    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
-
-    def times(self, metric: str) -> float:
-        """The highest place over the lowest; 1 where nothing is known."""
-        low, high = self.ranges.get(metric, (1.0, 1.0))
-        return high / low if low > 0 else 1.0
-
-    @property
-    def worse(self) -> bool:
-        """Answers that are good at other places are at one no better than a constant."""
-        low, high = self.ranges.get("explained_deviance", (0.0, 0.0))
-        return low <= 0 and high >= _GOOD
-
-    @property
-    def harmless(self) -> bool:
-        """Whether the batches of all places are answered well, and they differ in how well."""
-        low, _ = self.ranges.get("explained_deviance", (0.0, 0.0))
-        return low >= _GOOD and not self.odd
-
-    @property
-    def odd(self) -> bool:
-        """Whether a fault of the data or the schedule is what recurs."""
-        return self.worse or self.times("input_rms") >= _LARGER or self.times("lr") >= _FASTER
 
 
 @dataclass(slots=True, kw_only=True)
@@ -353,7 +318,7 @@ class LossOscillating(Detector[OscillatingState]):
             incident.clear_after = calm
             incident.swing = swing
             if scale == 1:
-                incident.beside = _beside(state, round(swing.period))
+                incident.beside = beside(list(state.steps), state.beside, round(swing.period))
             incident.amplitude = max(incident.amplitude, swing.amplitude)
             incident.progress = state.progress.scale
             incident.period_steps = swing.period * scale * spacing.steps(1000) / 1000
@@ -422,9 +387,9 @@ class LossOscillating(Detector[OscillatingState]):
             f"steps since step {incident.first_step}{grows}"
         )
         rate = rate_sentence(incident.rise)
-        beside = incident.beside
-        if beside.odd:
-            cause, remedy = _recurs(beside, period)
+        other = incident.beside
+        if other.odd:
+            cause, remedy = recurs(other, period)
         elif period < 2.5:
             cause = sentences(
                 rate,
@@ -450,12 +415,12 @@ class LossOscillating(Detector[OscillatingState]):
                 "swing."
             )
         severity = "critical" if incident.growing else "warning"
-        settled = incident.shape and beside.harmless and not incident.growing
+        settled = incident.shape and other.harmless and not incident.growing
         return incident.finding(
             kind="loss.oscillating",
             severity=(
                 "info"
-                if incident.signed or (incident.falling and not beside.odd) or settled
+                if incident.signed or (incident.falling and not other.odd) or settled
                 else severity
             ),
             title=title,
@@ -473,54 +438,6 @@ class LossOscillating(Detector[OscillatingState]):
                 "scale": incident.scale,
                 "windows": incident.windows,
                 **(incident.rise or {}),
-                **{f"{name}_range": list(both) for name, both in beside.ranges.items()},
+                **{f"{name}_range": list(both) for name, both in other.ranges.items()},
             },
         )
-
-
-def _beside(state: OscillatingState, period: int) -> Beside:
-    """What other series do within the loss's period: medians of each of its places."""
-    ranges = {}
-    steps = list(state.steps)
-    for metric, known in state.beside.items():
-        places = [
-            [
-                known[step]
-                for step in steps[place::period]
-                if math.isfinite(known.get(step, math.nan))
-            ]
-            for place in range(period)
-        ]
-        if all(len(values) >= CYCLES for values in places):
-            medians = [float(np.median(values)) for values in places]
-            ranges[metric] = min(medians), max(medians)
-    return Beside(ranges)
-
-
-def _recurs(beside: Beside, period: float) -> tuple[str, str]:
-    """Cause and remedy of what comes again with data or schedule."""
-    every = f"one of {number(period)} steps"
-    if beside.times("lr") >= _FASTER:
-        low, high = beside.ranges["lr"]
-        return (
-            f"The learning rate has the same period: it is {number(high)} at {every} and down to "
-            f"{number(low)} at the others. Each such step leaves what the others reached.",
-            "Look at what sets the rate: two schedulers of one optimizer, one that is called with "
-            "the wrong count, or a cycle that is given in epochs and goes by steps.",
-        )
-    if beside.times("input_rms") >= _LARGER:
-        low, high = beside.ranges["input_rms"]
-        return (
-            f"The inputs have the same period: their root mean square is {number(high)} at {every} "
-            f"and {number(low)} at others. They are scaled in two ways.",
-            "Look at the sources that take turns, or at the worker of the loader that prepares "
-            "these batches: its normalisation differs from the others'.",
-        )
-    low, high = beside.ranges["explained_deviance"]
-    return (
-        f"The batches of {every} are answered no better than by a constant (they explain "
-        f"{number(low)} of the deviance, others {number(high)}): their targets do not belong to "
-        "their inputs, or their inputs are not like the others'.",
-        "Look at samples and targets of these batches: one of the sources that take turns, or one "
-        "worker of the loader, is broken.",
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -12,9 +11,9 @@ import numpy as np
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.batch_sizes import SERIES, BatchSizes, effective_sizes
-from rankscope.server.detectors.history import Companions, Phases, RankHistory, rate_sentence
-from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.history import Companions, Phases, RankHistory
 from rankscope.server.detectors.loss.sign import LossSign
+from rankscope.server.detectors.loss.spike_findings import Spike, spike_finding
 from rankscope.server.detectors.odd_targets import OddTargets
 from rankscope.server.detectors.policy import (
     Count,
@@ -32,7 +31,7 @@ from rankscope.server.detectors.statistics import (
     mean_over_ranks,
     rank_rows,
 )
-from rankscope.server.detectors.wording import count, number, ranks, sentences
+from rankscope.server.detectors.wording import count
 from rankscope.server.window import Check, Float64, Int64, Status, Window
 
 
@@ -80,46 +79,6 @@ class SpikePolicy(RisePolicy):
     rise_before: Observations = 30
 
 
-@dataclass(slots=True, kw_only=True)
-class _Spike(Incident):
-    value: float
-    z: float
-    usual: float
-    highest: float
-    quartile: float
-    progress: float
-    positive: bool
-    ranks: tuple[int, ...]
-    rank_value: float
-    rise: Mapping[str, float] | None
-    gradient: Mapping[str, float] | None
-    peak: float
-    peak_step: int
-    recent: deque[float]
-    observations: int = 0
-    high: int = 1
-    in_a_row: int = 1
-    longest: int = 1
-    calm: int = 0
-    returned: bool = False
-    stayed: bool = False
-    spikes: int = 1
-    # What says that it is a new phase of the training, and whether the loss falls in it.
-    phase: str = ""
-    learns: bool = True
-    # A loss that was positive is negative.
-    negated: bool = False
-    # The targets of the high values are odd themselves, and such targets are the data's.
-    odd_targets: bool = False
-    # Samples of a rank at this step, and usually.
-    batch: tuple[float, float] = (math.nan, math.nan)
-
-    @property
-    def new_phase(self) -> bool:
-        """Whether the data became others, the learning rate did not, and it is no rank's alone."""
-        return bool(self.phase) and self.rise is None and not self.ranks and not self.negated
-
-
 @dataclass(slots=True)
 class SpikeState:
     """What `loss.spike` remembers."""
@@ -138,7 +97,7 @@ class SpikeState:
     carriers: list[tuple[int, ...]] = field(default_factory=list)
     others: int = 0
     judged: int = 0
-    incident: _Spike | None = None
+    incident: Spike | None = None
 
 
 # The spikes that targets explain over those that they do not, from which on the rest is chance.
@@ -278,7 +237,7 @@ class LossSpike(Detector[SpikeState]):
 
     def _open(
         self, state: SpikeState, step: int, value: float, z: float, known: Int64, row: Float64
-    ) -> _Spike:
+    ) -> Spike:
         policy, spacing = self.policy, state.progress.spacing
         usual, quartile = np.quantile(np.array(state.baseline.values), [0.5, 0.75])
         who, rank_value = self._carrier(state, known, row)
@@ -288,7 +247,7 @@ class LossSpike(Detector[SpikeState]):
         spikes = len(state.onsets)
         # One that keeps coming back is one alert and not one each time.
         calm = policy.calm if spikes < policy.recurrent else 20 * policy.calm
-        return _Spike(
+        return Spike(
             first_step=step,
             seen_step=step,
             last_step=step,
@@ -329,7 +288,7 @@ class LossSpike(Detector[SpikeState]):
     def _follow(
         self,
         state: SpikeState,
-        incident: _Spike,
+        incident: Spike,
         step: int,
         value: float,
         known: Int64,
@@ -377,7 +336,7 @@ class LossSpike(Detector[SpikeState]):
             incident.learns = early - late > policy.learning * (early - incident.usual)
 
     def _hold_against_targets(
-        self, state: SpikeState, incident: _Spike, step: int, value: float, who: tuple[int, ...]
+        self, state: SpikeState, incident: Spike, step: int, value: float, who: tuple[int, ...]
     ) -> None:
         """Whether a jump is that of its targets, which are odd as often as the data have such."""
         explained = state.targets.explain(step, value - incident.usual)
@@ -396,13 +355,22 @@ class LossSpike(Detector[SpikeState]):
             most and not one and bool(state.odd) and state.targets.of_data(state.odd, step)
         )
 
-    def _settle(self, state: SpikeState, incident: _Spike) -> None:
+    def _settle(self, state: SpikeState, incident: Spike) -> None:
         """Where the loss has stayed above, its new level is the measure from now on."""
         if incident.observations >= self.policy.settle_after:
             state.baseline = Baseline()
             state.history = RankHistory(64)
             for value in incident.recent:
                 state.baseline.accept(value)
+
+    def _finding(self, incident: Spike) -> Finding:
+        policy = self.policy
+        return spike_finding(
+            incident,
+            recurrent=policy.recurrent,
+            lasting=policy.lasting,
+            carried_progress=policy.carried_progress,
+        )
 
     def _check(self, state: SpikeState) -> Check:
         if state.incident is not None:
@@ -416,144 +384,4 @@ class LossSpike(Detector[SpikeState]):
         before = f"; {count(past, 'spike')} before" if past else ""
         return Check(
             Status.OK, f"{count(state.judged, 'step')} judged against the 64 before each{before}."
-        )
-
-    def _finding(self, incident: _Spike) -> Finding:
-        # Outliers of the data come to any rank.
-        who = () if self._of_targets(incident) else incident.ranks
-        recurrent = incident.spikes >= self.policy.recurrent
-        rise = incident.value - incident.usual
-        odd = not who or rise <= self.policy.carried_progress * incident.progress
-        passing = incident.high < self.policy.lasting and odd and incident.rise is None
-        severity = "info" if passing else "warning"
-        if self._of_targets(incident):
-            severity = "info"
-        elif incident.stayed or recurrent:
-            severity = "critical"
-        if incident.new_phase:
-            severity = "info" if incident.learns else "warning"
-        on = f" on {ranks(who)}" if who else ""
-        title = (
-            f"The loss{on} jumped from {number(incident.usual)} to {number(incident.value)} "
-            f"at step {incident.first_step}"
-        )
-        if incident.negated:
-            title = (
-                f"The loss turned negative at step {incident.first_step} "
-                f"({number(incident.usual)} to {number(incident.value)})"
-            )
-        if recurrent:
-            title += f", the last of {incident.spikes} recent spikes"
-        elif incident.stayed:
-            title += " and has not come back"
-        cause, remedy = self._explain(incident, recurrent)
-        evidence = {
-            "z": incident.z,
-            "value": incident.value,
-            "usual": incident.usual,
-            "highest_before": incident.highest,
-            "progress": incident.progress,
-            "peak": incident.peak,
-            "peak_step": incident.peak_step,
-            "spikes": incident.spikes,
-            **(incident.rise or {}),
-            **(incident.gradient or {}),
-        }
-        if incident.batch[0] < incident.batch[1]:
-            evidence["batch"], evidence["batch_usual"] = incident.batch
-        if who:
-            evidence["rank_value"] = incident.rank_value
-        return incident.finding(
-            kind="loss.spike",
-            severity=severity if incident.positive else "info",
-            title=title,
-            ranks=who,
-            cause=cause,
-            remedy=remedy,
-            evidence=evidence,
-        )
-
-    def _of_targets(self, incident: _Spike) -> bool:
-        """Whether the jumps are the data's, and the loss came back from each within a step or two.
-
-        With a rate that was raised it is the rate's.
-        """
-        return (
-            incident.odd_targets
-            and incident.longest < self.policy.lasting
-            and not incident.stayed
-            and incident.rise is None
-        )
-
-    def _explain(self, incident: _Spike, recurrent: bool) -> tuple[str, str]:
-        step, who = incident.first_step, incident.ranks
-        if self._of_targets(incident):
-            return (
-                "At such steps the targets themselves lie as far from the others, and the loss "
-                "comes back with the next batch: the data have outliers (heavy tails), of which "
-                "some batches hold one. A squared error gives such a sample nearly all of the "
-                "gradient.",
-                f"Look at the targets of step {step}: if they are wrong or stand for missing "
-                "values, leave them out. Else a robust loss (Huber, absolute error), the logarithm "
-                "of the targets, or clipped gradients.",
-            )
-        if incident.negated:
-            return (
-                "A loss that had been positive at all steps before is negative from one step to "
-                "the next, and not by its ordinary course: it was negated, or a term of it has the "
-                "wrong sign. While that is so, the optimizer unlearns what the loss asks for.",
-                f"Look at how the loss is put together from step {step} on: a sign, a difference "
-                "the wrong way round, a reward in place of a cost.",
-            )
-        if incident.new_phase:
-            return (
-                f"{incident.phase} The data have been different since then, as in the next phase "
-                "of a curriculum or with a second data set, and the loss is that of another task"
-                + (", which the model learns." if incident.learns else "; it does not fall."),
-                "Nothing, if the change is meant and the loss falls. Else look at the data from "
-                f"step {step} on.",
-            )
-        if incident.rise is not None:
-            return (
-                sentences(
-                    rate_sentence(incident.rise), "A step of that size leaves the valley it was in."
-                ),
-                f"Go back to a learning rate near {number(incident.rise['lr_before'])}, or raise "
-                "it more slowly; restart from a checkpoint before the rise if the loss does not "
-                "come back.",
-            )
-        if who:
-            return (
-                f"{ranks(who).capitalize()} alone carries the jump: its own loss is "
-                f"{number(incident.rank_value)}, the others' is as before. Possibly its batch at "
-                "this step, or its shard from here on, is not like the others' (labels, "
-                "normalisation, tokenizer).",
-                f"Look at the samples of {ranks(who)} at step {step}.",
-            )
-        if incident.gradient is not None:
-            # A training that had nothing left to learn has had gradients of 0.
-            usual = incident.gradient["grad_norm_usual"]
-            grew = incident.gradient["grad_norm"] / usual if usual > 0 else math.inf
-            return (
-                f"The gradient norm had risen to {number(grew)} times its usual at step "
-                f"{incident.gradient['grad_norm_step']:.0f}, before the loss: so it is probably "
-                "the optimisation, and not this step's data. Under Adam, the second moment lags "
-                "behind such gradients.",
-                "Clip gradients at about twice their usual norm, lower the learning rate or "
-                "beta2 (0.95); restart about 100 steps earlier and skip these batches if the "
-                "loss does not come back.",
-            )
-        if recurrent:
-            return (
-                "The loss keeps jumping and coming back: possibly the learning rate is at the "
-                "edge of what the model bears, or a part of the data is broken and comes back.",
-                "Lower the learning rate by a factor of 3 or clip gradients; if the spikes come at "
-                "the same place of every epoch, look at that data.",
-            )
-        return (
-            "No single rank carries the jump, and no gradient norm was seen to rise before it: "
-            "possibly this step's data differ from what came before (a bad batch, a new source), "
-            "or the parameters were changed.",
-            f"Look at the batches of step {step}. If the loss does not come back, restart from a "
-            "checkpoint before it and skip them.",
         )

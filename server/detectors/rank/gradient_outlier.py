@@ -14,15 +14,14 @@ import numpy as np
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.beats import beat, tail
 from rankscope.server.detectors.history import RankHistory
-from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.loss_weights import INPUTS, LossWeights
 from rankscope.server.detectors.peers import Change, PeerChange
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.rank.arithmetic import Arithmetic, ArithmeticPolicy
-from rankscope.server.detectors.rank.loss_outlier import others_median
-from rankscope.server.detectors.statistics import Spacing, change_point, rank_rows
+from rankscope.server.detectors.rank.outlier_findings import GradientOutlier, gradient_finding
+from rankscope.server.detectors.statistics import Spacing, change_point, others_median, rank_rows
 from rankscope.server.detectors.walking import median
-from rankscope.server.detectors.wording import count, number, ranks
+from rankscope.server.detectors.wording import count
 from rankscope.server.window import Check, Float64, Int64, Status, Window
 
 
@@ -72,40 +71,6 @@ class GradientOutlierPolicy(ArithmeticPolicy):
     calm: Observations = 30
 
 
-@dataclass(slots=True, kw_only=True)
-class _Outlier(Incident):
-    """A rank that stands out.
-
-    Attributes:
-        patience: samples without it after which it is over. Not steps: samples get rarer.
-        calm: samples since the last one that found it, which was at step `found_at`.
-        period: steps from one burst to the next; NaN where they come at no equal distances.
-    """
-
-    patience: int = 0
-    calm: int = 0
-    found_at: int = -1
-    ranks: tuple[int, ...]
-    decided: bool
-    factor: float
-    z: float
-    others: float
-    samples: int
-    bursts: int = 0
-    period: float = math.nan
-    from_start: bool = False
-
-    def observed(self, step: int) -> None:
-        """Counts a sample that has been made, whether or not it found it."""
-        if self.found_at == step:
-            self.calm = 0
-            return
-        if not self.calm:
-            # Nothing showed before this step that it was over.
-            self.last_step = max(self.last_step, step - 1)
-        self.calm += 1
-
-
 @dataclass(slots=True)
 class GradientOutlierState:
     """What is remembered.
@@ -138,13 +103,13 @@ class GradientOutlierState:
     firing: int = 0
     steps: int = 0
     judged: int = 0
-    offset: _Outlier | None = None
-    bursting: dict[int, _Outlier] = field(default_factory=dict)
+    offset: GradientOutlier | None = None
+    bursting: dict[int, GradientOutlier] = field(default_factory=dict)
     members: tuple[int, ...] = ()
     peers: PeerChange | None = None
     weights: LossWeights = field(default_factory=LossWeights)
 
-    def present(self) -> Iterator[tuple[str, _Outlier]]:
+    def present(self) -> Iterator[tuple[str, GradientOutlier]]:
         """What is wrong at present, by key."""
         if self.offset is not None:
             yield "", self.offset
@@ -261,11 +226,11 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         furthest = np.nan_to_num(np.abs(deviations)).max(axis=1, initial=0.0).tolist()
         for index, step in enumerate(steps.tolist()):
             if state.offset is not None and state.offset.calm >= state.offset.patience:
-                findings.append(_finding(state.offset, ""))
+                findings.append(gradient_finding(state.offset, ""))
                 state.offset = None
             for rank, known in sorted(state.bursting.items()):
                 if known.calm >= known.patience:
-                    findings.append(_finding(known, f"bursts:{rank}"))
+                    findings.append(gradient_finding(known, f"bursts:{rank}"))
                     del state.bursting[rank]
             state.judged += 1
             state.spacing.push(step)
@@ -287,7 +252,7 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
             if not known.calm:
                 # Until a sample shows otherwise.
                 known.last_step = max(known.last_step, window.last_step)
-            findings.append(_finding(known, key))
+            findings.append(gradient_finding(known, key))
         findings += state.arithmetic.take()
         return Outcome({"rank.gradient_outlier": _check(state, self.policy)}, tuple(findings))
 
@@ -344,7 +309,7 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
             return
         suspects = same if decided else fires
         if state.offset is None:
-            state.offset = _Outlier(
+            state.offset = GradientOutlier(
                 first_step=_onset(state.deviations, members, members.searchsorted(known[top])),
                 seen_step=step,
                 last_step=step,
@@ -386,7 +351,7 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
             state.peers = None  # back to where it was: from here on it is like the others again
             return
         if incident is None:
-            incident = state.offset = _Outlier(
+            incident = state.offset = GradientOutlier(
                 first_step=change.first_step,
                 seen_step=step,
                 last_step=step,
@@ -445,7 +410,7 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
                 return
         incident = state.bursting.get(rank)
         if incident is None:
-            incident = state.bursting[rank] = _Outlier(
+            incident = state.bursting[rank] = GradientOutlier(
                 first_step=mine[0][1],
                 seen_step=step,
                 last_step=step,
@@ -488,85 +453,9 @@ def _onset(history: RankHistory, known: Int64, column: int) -> int:
     return int(steps[there][0] if abs(before) >= 0.5 * abs(after) else steps[there][at])
 
 
-def _finding(incident: _Outlier, key: str) -> Finding:
-    who, step = ranks(incident.ranks), incident.first_step
-    factor = number(max(incident.factor, 1 / incident.factor))
-    side = "larger" if incident.factor > 1 else "smaller"
-    if key:
-        regular = math.isfinite(incident.period)
-        often = f"every {number(incident.period)} steps" if regular else "now and then"
-        title = f"Gradients of {who} are {factor} times the others' {often} since step {step}"
-        cause = (
-            f"At {count(incident.bursts, 'sample')} of {incident.samples:,} the gradient that "
-            f"{who} computed was some {factor} times as large as the others', and as its own at "
-            "other samples"
-        )
-        if regular:
-            cause = (
-                f"{cause}. These lie multiples of {number(incident.period)} steps apart: a batch "
-                "of its shard that comes back (in each epoch, where nothing is shuffled), "
-                "something that this rank alone does so often, or a device that fails at this "
-                "interval."
-            )
-        else:
-            cause = (
-                f"{cause}: single batches of its shard are odd, or its device computes wrongly at "
-                "times. Suspicious, not proven."
-            )
-        remedy = (
-            f"Run one of these steps again on another device than that of {who}: the same gradient "
-            "means odd samples, another one a faulty device. Clip by norm until then."
-        )
-        if regular:
-            remedy = (
-                f"Compare {number(incident.period)} with the steps of an epoch and with what {who} "
-                "does at that interval (logging, evaluation, checkpoints, an extra "
-                f"micro-batch). {remedy}"
-            )
-    elif not incident.decided:
-        title = f"Gradients of {who} differ in size by a factor of {factor} since step {step}"
-        cause = (
-            f"The norms of the gradients that {who} compute differ by a factor of {factor} at "
-            f"nearly every sample (z = {number(incident.z)}), and nothing in this shows which "
-            "one is wrong: a sum in place of a mean, another number of micro-batches, inputs of "
-            "another scale."
-        )
-        remedy = f"Compare the loss, the batch and the preprocessing of {who}."
-    else:
-        title = f"Gradients of {who} are {factor} times {side} than the others' since step {step}"
-        cause = (
-            f"The others' are around {number(incident.others)}; those that {who} computes lie on "
-            f"the same side at nearly every sample (z = {number(incident.z)}): a sum in place of "
-            "a mean, another number of micro-batches, a loss weight, inputs of another scale, "
-            "or a faulty device. The reduction mixes it into every copy."
-        )
-        remedy = (
-            f"Compare loss, batch and preprocessing of {who} with the others'; if they are alike, "
-            "run a step of it on another device."
-        )
-    return incident.finding(
-        kind="rank.gradient_outlier",
-        key=key,
-        # Two ranks whose data differ from the first step on are as likely as a fault.
-        severity="info" if not incident.decided and incident.from_start else "warning",
-        title=title,
-        ranks=incident.ranks,
-        cause=cause,
-        remedy=remedy,
-        evidence={
-            "factor": incident.factor,
-            "z": incident.z,
-            "others": incident.others,
-            "looks": incident.samples,
-            "bursts": incident.bursts,
-            **({"period": incident.period} if math.isfinite(incident.period) else {}),
-        },
-    )
-
-
 def _check(state: GradientOutlierState, policy: GradientOutlierPolicy) -> Check:
     for key, known in state.present():
-        return Check(Status.OPEN, f"{_finding(known, key).title}.")
+        return Check(Status.OPEN, f"{gradient_finding(known, key).title}.")
     for finding in state.arithmetic.take():
         return Check(Status.OPEN, f"{finding.title}.")
     if state.judged < policy.least:

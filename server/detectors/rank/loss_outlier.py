@@ -11,18 +11,19 @@ import numpy as np
 
 from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.history import RankHistory
-from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.loss_weights import INPUTS, LossWeights, shares_of_samples
 from rankscope.server.detectors.peers import Change, PeerChange
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
+from rankscope.server.detectors.rank.outlier_findings import LossOutlier, loss_finding
 from rankscope.server.detectors.statistics import (
     Progress,
     change_point,
     median_of_sorted,
+    others_median,
     rank_rows,
 )
 from rankscope.server.detectors.walking import median
-from rankscope.server.detectors.wording import agree, count, number, percent, ranks, sentences
+from rankscope.server.detectors.wording import count
 from rankscope.server.window import Check, Float64, Int64, Status, Window
 
 _MAX_EARLIER = 64
@@ -77,22 +78,6 @@ class LossOutlierPolicy(Policy):
     calm: Count = 15
 
 
-@dataclass(slots=True, kw_only=True)
-class _Outlier(Incident):
-    ranks: tuple[int, ...]
-    decided: bool
-    world: int
-    difference: float
-    z: float
-    level: float
-    progress: float
-    critical: bool
-    from_start: bool
-    accuracies: tuple[float, float]
-    moved: Mapping[int, float]
-    recurring: Change | None = None
-
-
 @dataclass(slots=True)
 class LossOutlierState:
     """What `rank.loss_outlier` remembers.
@@ -110,7 +95,7 @@ class LossOutlierState:
     since: int = 0
     windows: int = 0
     firing: int = 0
-    incident: _Outlier | None = None
+    incident: LossOutlier | None = None
     peers: PeerChange | None = None
     weights: LossWeights = field(default_factory=LossWeights)
 
@@ -207,7 +192,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
             if not judged[index]:
                 continue
             if state.incident is not None and state.incident.over(step):
-                findings.append(self._finding(state.incident))
+                findings.append(loss_finding(state.incident))
                 state.incident = None
             state.progress.push(step, medians[index])
             state.losses.push(step, window.ranks, rows[index].copy())
@@ -218,7 +203,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
                 state.since = 0
                 self._judge(state, step, window.ranks)
         if state.incident is not None:
-            findings.append(self._finding(state.incident))
+            findings.append(loss_finding(state.incident))
         return Outcome({"rank.loss_outlier": self._check(state)}, tuple(findings))
 
     def _judge(self, state: LossOutlierState, step: int, known: Int64) -> None:
@@ -289,7 +274,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
             onset, from_start, moved = self._onset(
                 state, known, int(rank_numbers[top]), relative, decided=decided
             )
-            incident = state.incident = _Outlier(
+            incident = state.incident = LossOutlier(
                 first_step=onset,
                 seen_step=step,
                 last_step=step,
@@ -354,7 +339,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
         difference = level * math.expm1(change.size)
         if abs(difference) < policy.min_progress * state.progress.scale:
             return
-        state.incident = _Outlier(
+        state.incident = LossOutlier(
             first_step=change.first_step,
             seen_step=change.seen_step,
             last_step=change.seen_step,
@@ -425,7 +410,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
 
     def _check(self, state: LossOutlierState) -> Check:
         if state.incident is not None:
-            return Check(Status.OPEN, f"{self._finding(state.incident).title}.")
+            return Check(Status.OPEN, f"{loss_finding(state.incident).title}.")
         if not state.windows:
             return Check(
                 Status.INSUFFICIENT_DATA,
@@ -437,147 +422,6 @@ class RankLossOutlier(Detector[LossOutlierState]):
             f"{count(state.windows, 'window')} of {self.policy.size} steps: no rank's loss lies "
             "off the others'.",
         )
-
-    def _finding(self, incident: _Outlier) -> Finding:
-        who, step = incident.ranks, incident.first_step
-        side = "above" if incident.difference > 0 else "below"
-        by = number(abs(incident.difference))
-        accuracy, accuracy_others = incident.accuracies
-        if incident.recurring is not None:
-            title, cause, remedy = _of_recurring(incident, incident.recurring)
-        elif not incident.decided:
-            title = f"The losses of {ranks(who)} differ by {by} since step {step}"
-            cause = sentences(
-                f"{ranks(who).capitalize()} differ by {by} at a level of {number(incident.level)}, "
-                "always to the same side. As many ranks are on one side as on the other, so "
-                "nothing in this shows which one is wrong.",
-                "It was so from the first steps on: their data may be unlike on purpose."
-                if incident.from_start
-                else "",
-                self._who_moved(incident),
-            )
-            remedy = (
-                "Compare what these ranks read (shard, labels, preprocessing), and pass one and "
-                "the same batch through both."
-            )
-        else:
-            title = f"The loss of {ranks(who)} lies {by} {side} the other ranks' since step {step}"
-            accurate = (
-                f"Its accuracy is {percent(accuracy)}, the others' {percent(accuracy_others)}."
-                if math.isfinite(accuracy)
-                else ""
-            )
-            if incident.difference > 0:
-                why = (
-                    "Possibly what it reads does not fit the others' data (labels, shard, "
-                    "tokenizer, normalisation); or, where there is a desync alert as well, its "
-                    "copy of the model has diverged from theirs."
-                )
-            else:
-                why = (
-                    "Possibly it reads easier data than the others (repeated samples, mostly "
-                    "padding, a shard of its own), or averages its loss over a different number "
-                    "of elements."
-                )
-            cause = sentences(
-                f"The others are at {number(incident.level)}; {ranks(who)} "
-                f"{agree(len(who), 'lies')} {side} them in nearly every step.",
-                accurate,
-                "It was so from the first steps on." if incident.from_start else "",
-                why,
-            )
-            remedy = (
-                f"Look at the samples and labels of {ranks(who)} from step {step} on: its shard, "
-                "its files, its augmentation. The all-reduce mixes its gradient into all ranks, "
-                "so what it learnt wrongly is in every copy."
-            )
-        evidence: dict[str, object] = {
-            "difference": incident.difference,
-            "z": incident.z,
-            "level": incident.level,
-            "progress": incident.progress,
-            "decided": incident.decided,
-        }
-        if math.isfinite(accuracy):
-            evidence |= {"accuracy": accuracy, "accuracy_others": accuracy_others}
-        if incident.recurring is not None:
-            evidence["times"] = incident.recurring.count
-        if not incident.decided and incident.moved:
-            evidence["moved"] = {str(r): incident.moved[r] for r in who if r in incident.moved}
-        return incident.finding(
-            kind="rank.loss_outlier",
-            severity=_severity(incident),
-            title=title,
-            ranks=who,
-            cause=cause,
-            remedy=remedy,
-            evidence=evidence,
-        )
-
-    def _who_moved(self, incident: _Outlier) -> str:
-        moved = {r: abs(incident.moved[r]) for r in incident.ranks if r in incident.moved}
-        if len(moved) < 2:
-            return ""
-        order = sorted(moved, key=lambda rank: moved[rank])
-        most, next_most = order[-1], order[-2]
-        if moved[most] < 4 * moved[next_most]:
-            return ""
-        return (
-            f"A hint: at the onset the loss of rank {most} moved by {number(moved[most])}, that of "
-            f"rank {next_most} by {number(moved[next_most])}."
-        )
-
-
-def _of_recurring(incident: _Outlier, change: Change) -> tuple[str, str, str]:
-    """Title, cause and remedy of single losses that stand out again and again."""
-    who, step = ranks(incident.ranks), incident.first_step
-    verb = agree(len(incident.ranks), "stands")
-    factor = number(math.exp(abs(change.size)))
-    times = f"{factor} times {'as large' if change.size > 0 else 'as small'}"
-    return (
-        f"The loss of {who} {verb} out again and again since step {step}",
-        f"At {count(change.count, 'step')} up to step {change.seen_step} it was typically "
-        f"{times} as usual, relative to the other ranks', which were as usual; it had never been "
-        "so far off before. Some of the batches that it reads, or what is computed of them now "
-        "and then, are not like the others': a part of its data is broken, or its device makes "
-        "errors.",
-        f"Look at the batches of {who} at these steps and at what is done to them; run the same "
-        "batches on another device.",
-    )
-
-
-def _severity(incident: _Outlier) -> str:
-    if (
-        not incident.decided
-        and incident.from_start
-        and not (incident.critical and incident.world == 2)
-    ):
-        return "info"
-    return "critical" if incident.critical else "warning"
-
-
-def others_median(values: Float64) -> Float64:
-    """For each value the median of the other ranks' at the same step.
-
-    Args:
-        values: float64 [N, R]; NaN where a rank is missing.
-
-    Returns:
-        float64 [N, R]; NaN where a rank is missing or alone.
-    """
-    ordered = np.sort(values, axis=1)  # NaN last
-    others = np.isfinite(values).sum(axis=1) - 1
-    rows, last = np.arange(len(values)), values.shape[1] - 1
-
-    def without_itself(index: Int64) -> Float64:
-        # What stands at an index once the value itself has been taken out: what stood there
-        # before, or the next one where the value stood there or before.
-        here, after = ordered[rows, index], ordered[rows, np.minimum(index + 1, last)]
-        return np.where(values <= here[:, None], after[:, None], here[:, None])
-
-    low, high = np.maximum(others - 1, 0) // 2, np.maximum(others, 0) // 2
-    median = 0.5 * (without_itself(low) + without_itself(high))
-    return np.where(np.isfinite(values) & (others > 0)[:, None], median, np.nan)
 
 
 def _listed(found: tuple[Int64, Float64]) -> tuple[list[int], Float64]:

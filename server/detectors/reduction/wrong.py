@@ -8,9 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.comparison import weights as weighing
 from rankscope.server.comparison.conservation import COUNTS
-from rankscope.server.comparison.weights import Meaning
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Outcome, Reach
 from rankscope.server.detectors.episode import Watch
 from rankscope.server.detectors.loss_weights import INPUTS, LossWeights
@@ -19,6 +17,15 @@ from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.reduction.averages import AveragedParameters
 from rankscope.server.detectors.reduction.clipped import ClippedBefore
 from rankscope.server.detectors.reduction.explain import Divisor, Fault, finding_of
+from rankscope.server.detectors.reduction.factors import (
+    counts_of,
+    divisor_of,
+    is_by_ranks,
+    is_loss_scale,
+    is_near,
+    is_right_elsewhere,
+    meaning_of,
+)
 from rankscope.server.detectors.reduction.means import Means
 from rankscope.server.detectors.reduction.shards import ShardClipping
 from rankscope.server.detectors.reduction.unreduced import SERIES as LEFT
@@ -28,9 +35,6 @@ from rankscope.server.window import Check, Float64, Misreduced, Reduction, Statu
 
 _GRACE = 20
 _SPECIFIC = frozenset(("nothing", "stale", "swapped", "ranks"))
-# A power of two from here on, or one over it, is a loss scale that is taken out by hand: it changes
-# no digit of a gradient, and none of the divisors that get mixed up is as large.
-_LOSS_SCALE = 64.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,13 +249,13 @@ class ReductionWrong(Detector[ReductionState]):
             else:
                 self._unexplained(state, fault)
             return
-        counts = _counts(window, made)
+        counts = counts_of(window, made)
         if (limit := state.clipped.take(window, made)) is not None:
             fault.pattern, fault.factor = "clipped", limit.norm
             if limit.count >= self.policy.held:
                 self._found(state, fault, first_step=limit.since)
             return
-        said = _said(made, expected, counts)
+        said = meaning_of(made, expected, counts)
         fault.factor, fault.by = said.factor, said.by
         if said.how == "mean":
             self._mean(window, state, fault, counts)
@@ -272,15 +276,16 @@ class ReductionWrong(Detector[ReductionState]):
         made, factor, size = fault.reduction, fault.factor, len(fault.reduction.ranks)
         micro = value_of(window, made, "micro_steps") or 1.0
         usual = (
-            _is(factor, 1.0, self.policy) or abs(factor - 1.0) <= made.ratio_error / fault.expected
+            is_near(factor, 1.0, self.policy.exact)
+            or abs(factor - 1.0) <= made.ratio_error / fault.expected
         )
-        averaged = _is(factor, 1.0 / micro, self.policy)
+        averaged = is_near(factor, 1.0 / micro, self.policy.exact)
         # A sum over 64 ranks is no loss scale.
-        by_ranks = _by_ranks(factor, size, self.policy)
-        scaled = _is_loss_scale(factor, self.policy) and not by_ranks
+        by_ranks = is_by_ranks(factor, size, self.policy.exact)
+        scaled = is_loss_scale(factor, self.policy.exact) and not by_ranks
         # A sum of gradients of losses that were divided by the number of ranks is their mean.
-        scaled |= _is(factor * state.losses.common, 1.0, self.policy)
-        if not usual and _is_right_elsewhere(made, factor, self.policy):
+        scaled |= is_near(factor * state.losses.common, 1.0, self.policy.exact)
+        if not usual and is_right_elsewhere(made, factor, self.policy.exact):
             # It is not in every tensor: those that have it are wrong, though they be most of them.
             fault.most, fault.tensors = (
                 True,
@@ -292,7 +297,9 @@ class ReductionWrong(Detector[ReductionState]):
         if not usual and not averaged and not scaled:
             streak = self._streak(state, made, (factor,))
             fault.pattern = "factor"
-            fault.divisor = _divisor(factor, size, window.world_size, int(micro), self.policy)
+            fault.divisor = divisor_of(
+                factor, size, window.world_size, int(micro), self.policy.exact
+            )
             # Where nothing was ever scaled by hand, a factor is no coincidence.
             if by_ranks:
                 if streak.count > 1 or not state.scaled:
@@ -307,7 +314,9 @@ class ReductionWrong(Detector[ReductionState]):
         else:
             state.streaks.pop(int(made.ranks[0]), None)
         wrong = [
-            t for t in made.wrong if t.how in _SPECIFIC or _by_ranks(t.factor, size, self.policy)
+            t
+            for t in made.wrong
+            if t.how in _SPECIFIC or is_by_ranks(t.factor, size, self.policy.exact)
         ]
         divided = self._divided(window, state, fault, int(micro))
         if wrong:
@@ -364,8 +373,8 @@ class ReductionWrong(Detector[ReductionState]):
         for tensor in made.wrong:
             if tensor.how != "factor" or not tensor.factor > 0:
                 continue
-            divisor = _divisor(
-                fault.factor * tensor.factor, size, window.world_size, micro, self.policy
+            divisor = divisor_of(
+                fault.factor * tensor.factor, size, window.world_size, micro, self.policy.exact
             )
             if divisor.known:
                 found.append(tensor)
@@ -491,66 +500,7 @@ class ReductionWrong(Detector[ReductionState]):
         )
 
 
-def _said(made: Reduction, expected: float, counts: dict[str, Float64]) -> Meaning:
-    """What the ranks' weights say, freed of clipping and loss scale."""
-    if made.pattern != "weights":
-        return Meaning("mean", made.ratio / expected, made.weighted_by)
-    weights, errors = np.array(made.weights), np.array(made.weight_errors)
-    bases = weighing.expected(len(weights), counts)
-    return weighing.meaning(weights / expected, errors / expected, bases)
-
-
-def _is_right_elsewhere(made: Reduction, factor: float, policy: ReductionPolicy) -> bool:
-    """Whether tensors without the factor of most are the mean itself."""
-    return bool(made.common) and any(
-        t.how == "factor" and _is(factor * t.factor, 1.0, policy) for t in made.wrong
-    )
-
-
-def _divisor(factor: float, size: int, world: int, micro: int, policy: ReductionPolicy) -> Divisor:
-    """By what it looks as if a sum had been divided."""
-    by = size / factor
-    if micro > 1 and _is(factor, micro, policy):
-        return Divisor(micro, f"the {micro} micro-batches of a step counted as steps", known=True)
-    if world != size and _is(by, world, policy):
-        return Divisor(world, f"the {world} ranks of the job", known=True)
-    for near in (size - 1, size + 1):
-        if near > 1 and _is(by, near, policy):
-            return Divisor(near, f"{near}, one {'less' if near < size else 'more'}", known=True)
-    whole = round(by)
-    if 1 < whole <= size * size and _is(by, whole, policy):
-        return Divisor(whole, f"{whole}")
-    return Divisor()
-
-
-def _is_loss_scale(factor: float, policy: ReductionPolicy) -> bool:
-    if 1 / _LOSS_SCALE < factor < _LOSS_SCALE or factor <= 0:
-        return False
-    return _is(factor, 2.0 ** round(math.log2(factor)), policy)
-
-
-def _counts(window: Window, made: Reduction) -> dict[str, Float64]:
-    """What ranks' gradients may be means of, as far as all say it."""
-    found = {}
-    for name in COUNTS:
-        series = window.series.get(name)
-        if series is not None:
-            column = int(np.searchsorted(window.steps, made.step))
-            rows = np.flatnonzero(np.isin(window.ranks, made.ranks) & series.present[:, column])
-            if len(rows) == len(made.ranks):
-                found[name] = series.values[rows, column]
-    return found
-
-
 def _hooks(window: Window) -> list[str]:
     parallel = window.config.get("data_parallel")
     found = parallel.get("communication_hooks") if isinstance(parallel, dict) else None
     return [str(name) for name in found] if isinstance(found, list) else []
-
-
-def _is(value: float, other: float, policy: ReductionPolicy) -> bool:
-    return abs(value / other - 1.0) < policy.exact
-
-
-def _by_ranks(factor: float, size: int, policy: ReductionPolicy) -> bool:
-    return _is(factor, size, policy) or _is(factor, 1.0 / size, policy)

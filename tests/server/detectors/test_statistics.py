@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from rankscope.server.detectors.rank.loss_outlier import others_median
 from rankscope.server.detectors.statistics import (
     Baseline,
     Progress,
@@ -19,6 +18,7 @@ from rankscope.server.detectors.statistics import (
     mann_kendall,
     mean_over_ranks,
     median_error,
+    others_median,
     rank_rows,
     residual_maker,
     robust_sigma,
