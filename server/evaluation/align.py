@@ -31,6 +31,7 @@ from rankscope.server.comparison.outside import STAGE as OUTSIDE
 from rankscope.server.comparison.parts import find_parts, same_at_first
 from rankscope.server.comparison.replicas import REPLICATED, Replicas
 from rankscope.server.comparison.steps import CLIPPING, COMPARED_SERIES, Comparisons
+from rankscope.server.evaluation.frontier import judged_until, reported_until
 from rankscope.server.evaluation.pending import Pending, PendingLayers, superseded_from
 from rankscope.server.window import (
     Average,
@@ -42,7 +43,6 @@ from rankscope.server.window import (
     LivenessPart,
     NewData,
     Occurrence,
-    RankLiveness,
     Reduction,
     Series,
     Window,
@@ -73,13 +73,6 @@ WATCHED_LAYERS = (
     "saturated_units_lasting",
 )
 
-# How long a rank may hold up the others: one that has never been seen, and one that fell silent
-# while others were heard of. When nobody is heard of, it is rather the network that is down than
-# all ranks, and they are waited for longer.
-UNSEEN_SECONDS = 30.0
-SILENT_SECONDS = 10.0
-QUIET_SECONDS = 60.0
-MAX_LAG = 4096
 MAX_FINGERPRINT_BYTES = 256 * 2**20
 
 # Ranks that were never seen are reported one by one up to this many.
@@ -265,38 +258,16 @@ class Aligner:
     def _frontier(self, now: float) -> int:
         """Last step that nothing more is to be expected about."""
         reached = {rank: self._reached(life, now) for rank, life in self._liveness.items()}
-        if not reached:
-            return -1
-        fastest = max(reached.values())
-        near = [rank for rank, step in reached.items() if step > fastest - MAX_LAG]
-        if self._more:
-            # There is more in the database: nobody is late, all are to be read first.
-            return min(reached[rank] for rank in near)
-        first_seen = min(life.liveness.first_seen for life in self._liveness.values())
-        waited = max(now, first_seen) - first_seen
-        if len(self._liveness) < self._world_size and waited < UNSEEN_SECONDS:
-            return -1
-        liveness = [life.liveness for life in self._liveness.values()]
-        # One that has ended has shown that the server can be reached.
-        ended = any(life.state != "running" for life in liveness)
-        heard = now if ended else max(life.last_seen for life in liveness)
-        holding = [
-            reached[rank] for rank in near if _is_awaited(self._liveness[rank].liveness, heard, now)
-        ]
-        return min([*holding, fastest])
+        return judged_until(
+            self._liveness, reached, world_size=self._world_size, more=self._more, now=now
+        )
 
     def _reached(self, entry: LivenessPart, now: float) -> int:
         """Last step about which a rank has said all it will say."""
-        life = entry.liveness
+        rank = entry.liveness.rank
         if self._more:
-            return self._read.get(life.rank, -1)
-        newest = self._ends.get((life.rank, entry.attempt), -1)
-        if life.state != "running":
-            return max(entry.through_step, newest)
-        if entry.through_step < 0 and now - life.first_seen >= SILENT_SECONDS:
-            # A client that does not say which steps are complete: those before its newest.
-            return newest - 1
-        return entry.through_step
+            return self._read.get(rank, -1)
+        return reported_until(entry, self._ends.get((rank, entry.attempt), -1), now)
 
     def _steps(self, through: int) -> Int64:
         # Scalars and digests that came together share the array of their steps.
@@ -489,15 +460,6 @@ class Aligner:
             missing = (late | unseen) - set(comparison.ranks.tolist())
             if missing:
                 found[key] = replace(comparison, missing=tuple(sorted(missing)))
-
-
-def _is_awaited(life: RankLiveness, heard: float, now: float) -> bool:
-    patience = max(SILENT_SECONDS, 2 * life.heartbeat_seconds)
-    return (
-        life.state == "running"
-        and heard - life.last_seen < patience
-        and now - life.last_seen < max(QUIET_SECONDS, patience)
-    )
 
 
 def _bytes_of(made: FingerprintPart) -> int:

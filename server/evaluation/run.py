@@ -16,8 +16,9 @@ from rankscope.server.alerts import causes, lifecycle
 from rankscope.server.detectors.runner import Evaluation
 from rankscope.server.detectors.settings import Effective
 from rankscope.server.evaluation import dense_sampling, end_of_run, snapshot
-from rankscope.server.evaluation.align import MAX_LAG, WATCHED_LAYERS, Aligner
+from rankscope.server.evaluation.align import WATCHED_LAYERS, Aligner
 from rankscope.server.evaluation.detector_settings import Given, for_project
+from rankscope.server.evaluation.frontier import MAX_LAG
 from rankscope.server.storage import comparisons, detector_settings, evaluation, leases, snapshots
 from rankscope.server.storage.engine import reading, writing
 from rankscope.server.storage.evaluation import RunRow

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.agent import wire
-from rankscope.server.evaluation.align import MAX_LAG, SILENT_SECONDS, UNSEEN_SECONDS, Aligner
+from rankscope.server.evaluation.align import Aligner
+from rankscope.server.evaluation.frontier import MAX_LAG, SILENT_SECONDS, UNSEEN_SECONDS
 from rankscope.server.window import FingerprintPart, LivenessPart, NewData, RankLiveness
 from tests.support.columns import of_rank
 
