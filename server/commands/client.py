@@ -15,6 +15,10 @@ from rankscope.server.rest_client import Answer, NoAnswer, RestClient, add_serve
 
 OK, FAILED, USAGE, UNREACHABLE, UNKNOWN_RUN = 0, 1, 2, 3, 4
 
+# Of refusals: the rest says that something failed. Without the right token it is the call that is
+# wrong.
+_CODES = {401: USAGE, 403: USAGE, 404: UNKNOWN_RUN}
+
 _MAX_WIDTH = 48
 
 Query = Mapping[str, str | Sequence[str] | None]
@@ -91,8 +95,9 @@ class Server(RestClient):
             text = f"{self.address} answers something else than Rankscope would"
             raise Refused(UNREACHABLE, text)
         if answer.status != 200:
-            code = UNKNOWN_RUN if answer.status == 404 else FAILED
-            raise Refused(code, str(answer.body.get("detail", answer.body)))
+            raise Refused(
+                _CODES.get(answer.status, FAILED), str(answer.body.get("detail", answer.body))
+            )
         return answer.body
 
 

@@ -7,8 +7,10 @@ import httpx
 import pytest
 
 from rankscope.agent import wire
+from rankscope.server import cli
 from rankscope.server.api import guard
 from rankscope.server.app import create_app
+from rankscope.server.gate.gate import gate
 from rankscope.server.settings import Settings
 from rankscope.server.storage import migrate, tokens
 from rankscope.server.storage.engine import open_engine, reading, writing
@@ -191,6 +193,15 @@ def test_refusals_say_what_to_do(service):
     assert "not known" in check_problem(wrong, 401)["detail"]
     less = client.post("/api/v1/alerts/x/acknowledge", headers=bearer(service.secrets["read"]))
     assert "'read' may read" in check_problem(less, 403)["detail"]
+
+
+def test_commands_say_what_to_do_and_end_as_the_gate_does(service, capsys):
+    where = ("--server", str(service.client.base_url))
+    for command in (cli.runs, lambda a: cli.alerts(["otter", *a]), lambda a: gate(["otter", *a])):
+        assert command([*where]) == cli.USAGE
+        assert "set RANKSCOPE_TOKEN" in capsys.readouterr().err
+    assert cli.runs([*where, "--token", service.secrets["read"]]) == cli.OK
+    assert "otter" in capsys.readouterr().out
 
 
 def test_the_database_does_not_have_the_secrets(service):
