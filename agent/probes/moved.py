@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from rankscope.agent.fingerprint.plan import FingerprintPlan, Pending
-from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.probes.base import Context, Probe, StepFacts, processor_time
 
 EVENT = "parameters.moved"
 # Forward passes before which the parameters are read: the second, and four times as many each time.
@@ -20,7 +20,7 @@ class MovedWithoutStep(Probe):
     """The event `parameters.moved`: no step has ended, and the parameters are trained all the same.
 
     Takes the digest of the parameters before the 1st, 2nd, 8th, 32nd, ... forward pass with
-    gradients until the first step of the run has ended: nothing in a loop that steps.
+    gradients until the first step of the run begins: nothing in a loop that steps.
     """
 
     name = "moved"
@@ -45,13 +45,19 @@ class MovedWithoutStep(Probe):
             return
         self._due = _FIRST if self._due == 1 else self._due * _TIMES
         group = self.context.parameters
+        began = processor_time()
         tensors = group.held()
         plan = group.plan(tensors)
         self._pending = plan, plan.begin(tensors, sketches=False)
+        self.context.aside += processor_time() - began
         self._compare()
 
+    def before_step(self, facts: StepFacts) -> None:
+        """An optimizer steps: what its closure computes is of other parameters each time."""
+        self._over, self._pending = True, None
+
     def after_step(self, facts: StepFacts) -> None:
-        """A step has ended: the optimizer trains."""
+        """A step has ended, even where its beginning was not seen: the optimizer trains."""
         self._over, self._pending = True, None
 
     def _compare(self) -> None:

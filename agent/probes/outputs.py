@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -41,7 +42,7 @@ class Outputs(Probe):
 
     `reconstruction_spread` is the same of outputs that have the shape of the first tensor of
     floating point numbers that the model is given, whatever its dimensions: of 8 numbers a sample
-    and two samples or more.
+    and two samples or more. Where their sizes differ, of those like the first one of the step.
 
     Compiled modules have no hooks and are not seen.
     """
@@ -113,7 +114,9 @@ class Outputs(Probe):
             clock = processor_time if is_large else time.perf_counter
             began = clock()
             if rebuilt and len(self._rebuilt) < _MOST:
-                self._rebuilt.append(_directions(tensor.detach().flatten(1)))
+                directions = _directions(_beginnings(tensor))
+                if not self._rebuilt or directions.shape[1] == self._rebuilt[0].shape[1]:
+                    self._rebuilt.append(directions)
             if _is_of_vectors(tensor):
                 known = self._found.setdefault(tuple(tensor.shape[1:]), [])
                 if len(known) < _MOST:
@@ -173,6 +176,17 @@ def _is_rebuilt(tensor: torch.Tensor, given: tuple[int, ...]) -> bool:
         and tensor.is_floating_point()
         and tensor.requires_grad
     )
+
+
+def _beginnings(tensor: torch.Tensor) -> torch.Tensor:
+    """The first samples flattened, as far as directions are of them: a view, or a small copy."""
+    some = tensor.detach()[:_SAMPLES]
+    for dim in range(1, some.dim()):
+        inside = math.prod(some.shape[dim + 1 :])
+        some = some.narrow(dim, 0, min(some.shape[dim], -(-_NUMBERS // inside)))
+        if some.shape[dim] > 1:
+            break
+    return some.flatten(1)
 
 
 def _directions(tensor: torch.Tensor) -> torch.Tensor:

@@ -28,6 +28,8 @@ class Precision(Probe):
         if not torch.is_grad_enabled() or not self.context.parameters.tensors:
             return
         device = self.context.parameters.tensors[0].device.type
+        if not torch.amp.is_autocast_available(device):
+            return  # as of the device `meta`, before the model is moved
         self._bits = 0.0
         if torch.is_autocast_enabled(device):
             self._bits = _significand(torch.get_autocast_dtype(device))

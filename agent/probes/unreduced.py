@@ -41,8 +41,12 @@ def _sharded(context: Context) -> Iterator[Any]:
     """What FSDP2 keeps of each parameter, as far as this version of torch shows it."""
     for module in context.model.modules():
         state_of = getattr(module, "_get_fsdp_state", None)
-        group = getattr(state_of() if callable(state_of) else None, "_fsdp_param_group", None)
-        yield from getattr(group, "fsdp_params", None) or ()
+        state = state_of() if callable(state_of) else None
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:  # older versions have one; of several this name would raise
+            groups = (getattr(state, "_fsdp_param_group", None),)
+        for group in groups:
+            yield from getattr(group, "fsdp_params", None) or ()
 
 
 def _is_left(held: Any) -> bool:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankscope.agent.probes.outputs import Outputs
 from tests.support.probe_harness import Harness
@@ -116,3 +117,57 @@ def test_outputs_in_the_shape_of_the_input_are_reconstructions():
     same = torch.rand(4, 5).expand(32, 4, 5)
     assert scalars_of(same)["reconstruction_spread"] == pytest.approx(0, abs=1e-6)
     assert "reconstruction_spread" not in scalars_of(torch.randn(32, 4))
+
+
+class Rebuilds(nn.Module):
+    """Returns what it is given, times a weight: a reconstruction."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, given):
+        return given * self.weight
+
+
+def test_reconstructions_of_other_sizes_are_left_out():
+    model = Rebuilds()
+    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.0), probes=[Outputs])
+    for length in (10, 12, 10):
+        model(torch.randn(4, 3, length)).sum().backward()
+    harness.optimizer.step()
+    harness.close()
+    # Of the first size there are eight samples, which point anywhere.
+    assert float(harness.steps[0].scalars["reconstruction_spread"]) > 0.5
+
+
+def test_of_large_reconstructions_the_first_numbers_are_copied_and_no_more():
+    model = Rebuilds()
+    image = torch.randn(128, 4, 64, 64)
+    with_channels_last = image.to(memory_format=torch.channels_last)
+    spreads = []
+    for given in (image, with_channels_last):
+        harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.0), probes=[Outputs])
+        largest = Largest()
+        loss = model(given)  # its hooks run inside
+        with largest:
+            harness.probes[0]._module_called(0, model, (), loss)
+        loss.sum().backward()
+        harness.optimizer.step()
+        harness.close()
+        spreads.append(float(harness.steps[0].scalars["reconstruction_spread"]))
+        assert largest.numbers <= 64 * 256
+    assert spreads[0] == pytest.approx(spreads[1], abs=1e-6)
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor that is newly made inside."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        given = {t.untyped_storage().data_ptr() for t in args if isinstance(t, torch.Tensor)}
+        if isinstance(made, torch.Tensor) and made.untyped_storage().data_ptr() not in given:
+            self.numbers = max(self.numbers, made.numel())
+        return made

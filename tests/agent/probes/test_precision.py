@@ -24,3 +24,12 @@ def test_bits_of_the_significand(dtype, bits):
         loss.backward()
         optimizer.step()
     assert [facts.scalars["autocast"] for facts in harness.steps] == [bits, bits]
+
+
+def test_of_a_device_that_autocast_does_not_know_nothing_is_said():
+    with torch.device("meta"):
+        model = nn.Linear(4, 2)
+    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.1), probes=(Precision,))
+    model(torch.ones(3, 4, device="meta")).sum().backward()
+    harness.optimizer.step()
+    assert not harness.steps[0].scalars
