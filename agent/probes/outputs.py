@@ -20,6 +20,7 @@ from rankscope.agent.steps.autograd import graph_task
 # Samples of an output whose directions are compared, and numbers of each of them: the mean of 64
 # random directions has a squared length of 1/64, an error of the spread of less than 2 %.
 _SAMPLES, _NUMBERS = 64, 256
+_GOLDEN = (math.sqrt(5) - 1) / 2
 # Numbers of a sample of which its reconstruction is one.
 _LEAST = 8
 # Outputs of one step that are compared: of more micro-batches the first ones show it.
@@ -42,7 +43,8 @@ class Outputs(Probe):
 
     `reconstruction_spread` is the same of outputs that have the shape of the first tensor of
     floating point numbers that the model is given, whatever its dimensions: of 8 numbers a sample
-    and two samples or more. Where their sizes differ, of those like the first one of the step.
+    and two samples or more, from all over them: at their edges pictures are often alike. Where
+    their sizes differ, of those like the first one of the step.
 
     Compiled modules have no hooks and are not seen.
     """
@@ -114,7 +116,7 @@ class Outputs(Probe):
             clock = processor_time if is_large else time.perf_counter
             began = clock()
             if rebuilt and len(self._rebuilt) < _MOST:
-                directions = _directions(_beginnings(tensor))
+                directions = _directions(_from_all_over(tensor))
                 if not self._rebuilt or directions.shape[1] == self._rebuilt[0].shape[1]:
                     self._rebuilt.append(directions)
             if _is_of_vectors(tensor):
@@ -178,15 +180,23 @@ def _is_rebuilt(tensor: torch.Tensor, given: tuple[int, ...]) -> bool:
     )
 
 
-def _beginnings(tensor: torch.Tensor) -> torch.Tensor:
-    """The first samples flattened, as far as directions are of them: a view, or a small copy."""
+def _from_all_over(tensor: torch.Tensor) -> torch.Tensor:
+    """Up to 256 numbers of each of the first samples, the same ones of each: [samples, numbers]."""
     some = tensor.detach()[:_SAMPLES]
-    for dim in range(1, some.dim()):
-        inside = math.prod(some.shape[dim + 1 :])
-        some = some.narrow(dim, 0, min(some.shape[dim], -(-_NUMBERS // inside)))
-        if some.shape[dim] > 1:
-            break
-    return some.flatten(1)
+    numbers = math.prod(some.shape[1:])
+    if numbers <= _NUMBERS:
+        return some.flatten(1)
+    # Steps of the golden section fall on no row or column more often than on the others.
+    stride = int(numbers * _GOLDEN)
+    while math.gcd(stride, numbers) > 1:
+        stride += 1
+    # Computed where the tensor is: nothing is sent there, and nothing waited for.
+    at = torch.arange(_NUMBERS, device=some.device) * stride % numbers
+    places = []
+    for size in reversed(some.shape[1:]):
+        places.append(at % size)
+        at = at // size
+    return some[(slice(None), *reversed(places))]
 
 
 def _directions(tensor: torch.Tensor) -> torch.Tensor:
