@@ -192,11 +192,12 @@ def _from_all_over(tensor: torch.Tensor) -> torch.Tensor:
         stride += 1
     # Computed where the tensor is: nothing is sent there, and nothing waited for.
     at = torch.arange(_NUMBERS, device=some.device) * stride % numbers
-    places = []
+    places: list[Any] = []
     for size in reversed(some.shape[1:]):
         places.append(at % size)
         at = at // size
-    return some[(slice(None), *reversed(places))]
+    every: Any = slice(None)
+    return some[(every, *reversed(places))]
 
 
 def _directions(tensor: torch.Tensor) -> torch.Tensor:

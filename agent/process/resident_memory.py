@@ -12,30 +12,34 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 
 class ResidentMemory:
-    """The resident set size of the process that reads it.
+    """The resident set size of the process that reads it, and how much of it are mapped files.
 
-    A reading is one system call, one to two microseconds on Linux (`/proc/self/statm`). The file is
-    opened at the first one, and anew after a fork; the kernel makes it up, so that no disk is
-    waited for. Elsewhere it is the largest that the process has had so far (`getrusage`).
+    A reading is one system call, three to five microseconds on Linux (`/proc/self/status`). The
+    file is opened at the first one, and anew after a fork; the kernel makes it up, so that no disk
+    is waited for. Elsewhere it is the largest that the process has had so far (`getrusage`), and
+    mapped files are not known.
     """
 
     def __init__(self) -> None:
         self._file = -1
         self._process = -1
-        self._page = _sysconf("SC_PAGE_SIZE") or 4096
 
-    def read(self) -> int | None:
-        """Bytes; None where the system does not say."""
+    def read(self) -> dict[str, float]:
+        """Name of a series -> bytes; empty where the system does not say."""
         process = os.getpid()
         if process != self._process:
             self.close()
             self._process = process
             # Other systems have no such file.
             with contextlib.suppress(OSError):
-                self._file = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-        if self._file < 0:
-            return _largest_so_far()
-        return int(os.pread(self._file, 64, 0).split()[1]) * self._page
+                self._file = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
+        status = os.pread(self._file, 4096, 0) if self._file >= 0 else b""
+        resident = _bytes_in(status, b"\nVmRSS:") or _largest_so_far()
+        found = {
+            "process_resident_memory_bytes": resident,
+            "process_mapped_file_bytes": _bytes_in(status, b"\nRssFile:"),
+        }
+        return {name: float(amount) for name, amount in found.items() if amount is not None}
 
     def close(self) -> None:
         """Closes the file."""
@@ -71,6 +75,12 @@ def _sysconf(name: str) -> int:
     with contextlib.suppress(ValueError, OSError, AttributeError):
         return max(os.sysconf(name), 0)
     return 0
+
+
+def _bytes_in(status: bytes, name: bytes) -> int | None:
+    """A line of `/proc/self/status`; None where it has none of that name."""
+    _, there, line = status.partition(name)
+    return 1024 * int(line.split(maxsplit=1)[0]) if there else None
 
 
 def _largest_so_far() -> int | None:

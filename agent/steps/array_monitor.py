@@ -142,8 +142,8 @@ class ArrayMonitor(Monitor):
             self._not_finite(step, metric, held)
 
     def _memory(self, step: int) -> None:
-        if (resident := self._resident.read()) is not None:
-            self._records.scalars(step, {"process_resident_memory_bytes": resident})
+        if resident := self._resident.read():
+            self._records.scalars(step, resident)
 
     def _end(self, state: str) -> None:
         self._resident.close()

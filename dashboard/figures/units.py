@@ -13,6 +13,7 @@ _TITLES = {
     "step_seconds": "step time (s)",
     "samples_per_second": "throughput (samples/s)",
     "process_resident_memory_bytes": "resident memory (bytes)",
+    "process_mapped_file_bytes": "pages of files (bytes)",
     "cuda_memory_allocated_bytes": "device memory allocated (bytes)",
     "cuda_memory_reserved_bytes": "device memory reserved (bytes)",
     "cuda_max_memory_allocated_bytes": "device memory, peak (bytes)",

@@ -4,6 +4,7 @@ import numpy as np
 
 from tests.support.traces import Trace
 
+_FILES = "process_mapped_file_bytes"
 _RESIDENT, _DEVICE = "process_resident_memory_bytes", "cuda_memory_allocated_bytes"
 
 
@@ -25,6 +26,7 @@ def memory(
     device: bool = False,
     hosts: int = 1,
     posted: bool = True,
+    mapped: bool = False,
 ) -> Trace:
     """Memory of each process, in bytes.
 
@@ -39,6 +41,7 @@ def memory(
         limit: what the machine, or the device, has; 0: nobody says.
         epoch: batches that the loader gives.
         device: it is the device's, that of the process stays.
+        mapped: what grows are pages of a file that is read through its mapping.
     """
     random = np.random.default_rng(seed)
     now = np.arange(steps)
@@ -65,6 +68,8 @@ def memory(
         if rank >= 0:
             series[_RESIDENT] = values.copy()
             series[_RESIDENT][rank] -= grown
+    if mapped:
+        series[_FILES] = 1e8 + grown + np.zeros((ranks, 1))
     if epoch:
         series["loader_batches"] = np.full((ranks, steps), float(epoch))
     if not posted:
@@ -76,7 +81,7 @@ def memory(
         seed,
         now,
         series,
-        present={name: present for name in (_RESIDENT, _DEVICE) if name in series},
+        present={name: present for name in (_RESIDENT, _DEVICE, _FILES) if name in series},
         configs={r: {"memory_limits": {"process": limit, "cuda": limit}} for r in range(ranks)}
         if limit
         else {},

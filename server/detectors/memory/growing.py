@@ -18,9 +18,11 @@ from rankscope.server.detectors.policy import Bytes, Observations, Policy, Share
 from rankscope.server.detectors.restarts import passed
 from rankscope.server.detectors.statistics import Spacing, rank_rows
 from rankscope.server.detectors.wording import agree, count, if_several, ranks, sentences, size
-from rankscope.server.window import Check, Float64, Status, Window
+from rankscope.server.window import Check, Float64, Int64, Status, Window
 
 _RESIDENT, _DEVICE = "process_resident_memory_bytes", "cuda_memory_allocated_bytes"
+# Of resident memory, pages of files: the system takes them back where it needs room.
+_FILES = "process_mapped_file_bytes"
 # Series -> key of its findings; how a person calls it; and whose memory it is that runs out.
 _JUDGED = {
     _RESIDENT: ("process", "resident memory", "machine"),
@@ -85,6 +87,7 @@ class Growth:
         since: step since which it grows.
         limit: bytes that there are; 0 where that is not known.
         exhausted: step at which they are used up, at this pace; infinite where that is not known.
+        without_files: whether pages of files are known, and left out.
         serious: whether that was soon, once.
     """
 
@@ -97,6 +100,7 @@ class Growth:
     since: float
     limit: float
     exhausted: float
+    without_files: bool = False
     serious: bool = False
 
 
@@ -159,7 +163,9 @@ class MemoryGrowing(Detector[GrowingState]):
     ends. What is kept is not seen, only how much more there is.
 
     Statistic:
-        `process_resident_memory_bytes`, and on CUDA `cuda_memory_allocated_bytes`: the smallest
+        `process_resident_memory_bytes` without `process_mapped_file_bytes`, where that is known
+        (pages of data sets that are read through their mapping are given back where there is need
+        of room), and on CUDA `cuda_memory_allocated_bytes`: the smallest
         value of each block of 4 observations (more of longer runs), by rank, without the first two
         blocks of a process. Its slope by Theil and Sen, over all blocks, their second half or their
         last quarter (24 at the least), has to be 20 times its standard error, with the
@@ -187,7 +193,7 @@ class MemoryGrowing(Detector[GrowingState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("memory.growing",)
     needs: ClassVar[tuple[str, ...]] = (_RESIDENT,)
-    wants: ClassVar[tuple[str, ...]] = (_DEVICE, _EPOCH)
+    wants: ClassVar[tuple[str, ...]] = (_DEVICE, _FILES, _EPOCH)
     policies: ClassVar[type[Policy]] = GrowingPolicy
     policy: GrowingPolicy
 
@@ -207,7 +213,7 @@ class MemoryGrowing(Detector[GrowingState]):
                 state.epochs.append((int(step), batches))
         findings: list[Finding] = []
         for name, track in state.tracks.items():
-            steps, rows = rank_rows(window, name)
+            steps, rows = _taken(window, name)
             for step, row in zip(steps.tolist(), rows, strict=True):
                 self._observe(window, state, name, step, row)
             findings += [_finding(name, episode) for episode in track.watch.take(window.last_step)]
@@ -300,6 +306,17 @@ class MemoryGrowing(Detector[GrowingState]):
         )
 
 
+def _taken(window: Window, name: str) -> tuple[Int64, Float64]:
+    """As `rank_rows`, of a process without the pages of files where those are known."""
+    steps, rows = rank_rows(window, name)
+    at, files = rank_rows(window, _FILES)
+    if name != _RESIDENT or not len(at):
+        return steps, rows
+    places = np.minimum(np.searchsorted(at, steps), len(at) - 1)
+    known = (at[places] == steps)[:, None] & np.isfinite(files[places])
+    return steps, rows - np.where(known, files[places], 0.0)
+
+
 def _facts(window: Window, name: str, track: Track, found: Mapping[int, _Rank]) -> Growth:
     fastest = max(found, key=lambda rank: found[rank].trend.slope)
     others = [rank for rank in window.ranks.tolist() if rank not in found]
@@ -315,6 +332,7 @@ def _facts(window: Window, name: str, track: Track, found: Mapping[int, _Rank]) 
         since=since,
         limit=limit,
         exhausted=now + max(free, 0.0) / pace if limit else math.inf,
+        without_files=name == _RESIDENT and bool(len(rank_rows(window, _FILES)[0])),
     )
 
 
@@ -379,6 +397,7 @@ def _finding(name: str, episode: Episode[Growth]) -> Finding:
             f"{agree(len(who), 'does')} and they do not."
             if facts.calm
             else "",
+            "Pages of mapped files are not counted." if facts.without_files else "",
             f"There are {size(facts.limit)} for {shared}{whose}." if facts.limit else "",
             "What is kept was not seen. It may be losses or outputs that are added up or put into "
             "a list together with the graphs that made them; a cache or a buffer that has no "

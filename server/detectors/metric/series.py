@@ -15,7 +15,7 @@ _AGENTS = re.compile(
     r"|tokens_per_second|optimizer_steps|micro_steps|steps_skipped|scheduler_steps|amp_scale"
     r"|parameters_written|modules_in_eval|autocast|passes_discarded|gradients_unreduced"
     r"|buffers_nonfinite|gradient_carried.*|tensors_.*|push_.*|outputs_compared|task|loss_classes"
-    r"|process_resident_memory_bytes|cuda_(max_)?memory_(allocated|reserved)_bytes"
+    r"|process_(resident_memory|mapped_file)_bytes|cuda_(max_)?memory_(allocated|reserved)_bytes"
 )
 # What it records of the training: their own past is judged by kinds of their own (`loss.*`,
 # `accuracy.*`, `gradient.*`, `update.ratio`, `clipping.saturated`, `generalization.gap`), by rules

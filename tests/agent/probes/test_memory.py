@@ -3,6 +3,7 @@
 import os
 import resource
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -23,21 +24,32 @@ def resident():
 
 
 def test_what_is_taken_and_given_back_shows(resident):
-    before = resident.read()
+    before = resident.read()["process_resident_memory_bytes"]
     held = torch.ones(TAKEN // 4)
-    taken = resident.read()
+    taken = resident.read()["process_resident_memory_bytes"]
     del held
     assert taken - before == pytest.approx(TAKEN, rel=0.1)
-    assert resident.read() - before < TAKEN / 2
+    assert resident.read()["process_resident_memory_bytes"] - before < TAKEN / 2
+
+
+def test_pages_of_files_are_told_from_what_is_taken(resident, tmp_path):
+    (tmp_path / "tokens.bin").write_bytes(bytes(TAKEN))
+    before = resident.read()
+    tokens = np.memmap(tmp_path / "tokens.bin", dtype=np.uint8, mode="r")
+    tokens[::4096].sum()
+    after = resident.read()
+    grown = {name: after[name] - before[name] for name in after}
+    assert grown["process_resident_memory_bytes"] == pytest.approx(TAKEN, rel=0.1)
+    assert grown["process_mapped_file_bytes"] == pytest.approx(TAKEN, rel=0.1)
 
 
 def test_a_forked_child_reads_its_own(resident):
     resident.read()
     child = os.fork()
     if not child:
-        before = resident.read()
+        before = resident.read()["process_resident_memory_bytes"]
         held = torch.ones(TAKEN // 4)
-        more = resident.read() - before
+        more = resident.read()["process_resident_memory_bytes"] - before
         os._exit(0 if TAKEN / 2 < more and len(held) else 1)
     assert os.waitpid(child, 0)[1] == 0
 
@@ -48,7 +60,8 @@ def test_without_the_file_it_is_the_largest_so_far(resident, monkeypatch):
 
     monkeypatch.setattr(os, "open", missing)
     largest = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert resident.read() >= largest > 5e7
+    (posted,) = resident.read().values()
+    assert posted >= largest > 5e7
 
 
 def test_the_limit_is_at_most_what_the_machine_has():
@@ -73,7 +86,8 @@ def test_it_is_posted_at_sampled_steps_alone():
         optimizer.step()
     harness.close()
     posted = [step.scalars for step in harness.steps]
-    assert [set(scalars) for scalars in posted] == [{"process_resident_memory_bytes"}, set()] * 2
+    series = {"process_resident_memory_bytes", "process_mapped_file_bytes"}
+    assert [set(scalars) for scalars in posted] == [series, set()] * 2
     assert posted[0]["process_resident_memory_bytes"] > 5e7
     assert harness.steps[0].tiers["signals"] < 0.001
 
