@@ -96,7 +96,8 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--token",
-        default=os.environ.get("RANKSCOPE_TOKEN"),
+        type=_token,
+        default=os.environ.get("RANKSCOPE_TOKEN") or None,
         help="bearer token; default: RANKSCOPE_TOKEN",
     )
 
@@ -113,3 +114,14 @@ def _address(text: str) -> str:
             f"{text!r} is no URL of a server; write it like {DEFAULT_SERVER}"
         )
     return text.rstrip("/")
+
+
+def _token(text: str) -> str:
+    """A token as a header can carry it; as the agent takes it."""
+    token = text.strip()
+    if not token.isascii() or any(c <= " " or c == "\x7f" for c in token):
+        # Which it is stays unsaid: it is a secret.
+        raise argparse.ArgumentTypeError(
+            "a token is ASCII text without spaces; copy it again as it was made"
+        )
+    return token

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
@@ -20,6 +20,9 @@ from rankscope.server.storage.engine import reading, writing
 from rankscope.server.window import Alert
 
 router = APIRouter(tags=["alerts"])
+
+# Later ones, rounded to a float or brought to UTC, have no date any more.
+_LATEST = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 
 Paging = Annotated[Page, Depends(paging(float, str))]
 State = Annotated[str | None, Query(pattern="^(open|resolved)$")]
@@ -164,6 +167,8 @@ def _until(request: models.AcknowledgeRequest, now: float) -> float | None:
     until = request.until.timestamp()
     if until <= now:
         raise Problem(422, f"until: {request.until.isoformat()} is past")
+    if until >= _LATEST:
+        raise Problem(422, "until: too far away; leave it out for an end that never comes")
     return until
 
 

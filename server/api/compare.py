@@ -41,6 +41,8 @@ def compare(engine: Database, runs: Runs) -> shapes.Compared:
     """
     if len(runs) != 2:
         raise Problem(422, f"runs: {len(runs)} given; name two, as in ?runs=a&runs=b")
+    # Before a connection is held: who waits for a second one may wait for all others that do.
+    verdicts = [verdict.get_verdict(engine, run) for run in runs]
     with reading(engine) as connection:
         rows = [known_run(connection, run) for run in runs]
         about = summaries(connection, rows)
@@ -63,7 +65,7 @@ def compare(engine: Database, runs: Runs) -> shapes.Compared:
             alerts=_alerts(connection, rows),
             metrics=_metrics(connection, rows),
             bits=bit_comparison(about, found, same_seed=same_seed, seeds=seeds),
-            **_verdicts([verdict.get_verdict(engine, run) for run in runs], runs),
+            **_verdicts(verdicts, runs),
         )
 
 

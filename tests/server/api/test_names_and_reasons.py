@@ -88,6 +88,9 @@ def test_of_several_silences_the_one_that_ends_last_is_shown(client, alert):
         ({"until": "2999-01-01T00:00:00"}, "timezone"),
         ({"until": "tomorrow"}, "until"),
         ({"until": "2999-01-01T00:00:00Z", "seconds": 5}, "not in both"),
+        ({"until": "9999-12-31T23:59:59.999999Z"}, "too far"),
+        ({"until": "9999-12-31T23:59:59-12:00"}, "too far"),
+        ({"until": "0001-01-01T00:00:00+14:00"}, "is past"),
         ({"seconds": 0}, "above 0"),
         ({"name": "x" * 201}, "name"),
         ({"unknown": 1}, "unknown"),
@@ -99,6 +102,7 @@ def test_what_cannot_be_is_refused(client, alert, end, said):
     assert said in problem["detail"]
     assert said in check_problem(client.post(SILENCES, json={"kind": KIND, **end}), 422)["detail"]
     assert get(client, "/runs/otter/silences")["items"] == []
+    assert get(client, f"/alerts/{alert['id']}")["acknowledged"] is False
 
 
 def test_what_an_older_server_stored_holds_after_the_migration(database_url):
