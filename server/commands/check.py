@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from sqlalchemy import Engine
 
@@ -125,7 +126,7 @@ class _Local:
 
     def get(self, path: str, query: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
         """The answer to one of the two questions that the gate asks."""
-        run = path.split("/")[2]
+        run = unquote(path.split("/")[2])
         if path.endswith("/alerts"):
             page = Page(limit=sys.maxsize >> 8, after=None)
             found = alerts.run_alerts(self._engine, run, page, consequences=True)

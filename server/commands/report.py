@@ -14,6 +14,7 @@ from rankscope.server.commands import client
 from rankscope.server.commands.files import refusals
 from rankscope.server.commands.run_facts import RunFacts, headline, load
 from rankscope.server.comparison.configurations import flattened
+from rankscope.server.exchange.points import write_whole
 
 # Charts of the whole run, in this order; then evaluations, by name.
 _CURVES = (
@@ -62,10 +63,10 @@ def report(argv: Sequence[str]) -> int:
         "-o", "--output", metavar="FILE", type=Path, required=True, help="HTML file to write"
     )
     options = parser.parse_args(argv)
-    text = render(_collect(client.server_of(options), options))
-    with refusals(str(options.output), client.USAGE):
-        options.output.write_text(text, encoding="utf-8")
-    print(f"{options.output}: {len(text.encode()) / 1e6:.1f} MB")
+    content = render(_collect(client.server_of(options), options)).encode()
+    with refusals(f"cannot write {options.output}", client.FAILED):
+        write_whole(options.output, content)
+    print(f"{options.output}: {len(content) / 1e6:.1f} MB")
     return client.OK
 
 

@@ -39,7 +39,7 @@ def read(source: Path) -> Log:
         raise ExchangeError(f"{source} holds no {NAME}")
     collected = Collected()
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             rows = csv.DictReader(file, strict=True)
             if "step" not in (rows.fieldnames or ()):
                 raise ExchangeError(f"{path} has no column step in its first line")

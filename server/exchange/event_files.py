@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,8 +62,10 @@ class EventWriter:
 
     def abandon(self) -> None:
         """Removes what was written."""
-        self.close()
-        for rank in self._writers:
+        for rank, writer in self._writers.items():
+            # Where the disk is full, closing writes what is left, and fails once more.
+            with contextlib.suppress(OSError):
+                writer.close()
             shutil.rmtree(self._path / f"rank_{rank}", ignore_errors=True)
         if self._made:
             self._path.rmdir()

@@ -85,5 +85,9 @@ def ranks_of(
         named = ", ".join(map(str, there))
         notes.append(f"Logs are there of ranks {named}: they are numbered from 0 here.")
     if refused := sum(one.refused for one in there.values()):
-        notes.append(f"{refused} points have negative or impossible steps and were left out.")
+        notes.append(
+            "1 point has a negative or impossible step and was left out."
+            if refused == 1
+            else f"{refused:,} points have negative or impossible steps and were left out."
+        )
     return {n: one.columns() for n, one in enumerate(there.values())}, notes

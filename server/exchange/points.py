@@ -60,14 +60,37 @@ def require(module: str, extra: str, purpose: str) -> Any:
         ) from error
 
 
-def beside(path: Path) -> Path:
-    """Where a file is written before it takes its place, so that nobody reads half of it.
+def places(path: Path) -> tuple[Path, Path]:
+    """The file that a path means, and where it is written before it takes that place.
+
+    So nobody reads half of it, and what is there stays until it is whole.
 
     Raises:
-        ExchangeError: the path is a folder, or there is no folder for it.
+        ExchangeError: the path is a folder or no ordinary file, or there is no folder for it.
     """
     if path.is_dir():
         raise ExchangeError(f"{path} is a folder; -o names the file to write")
-    if not path.parent.is_dir():
+    # Such as a pipe, or /dev/null: a file would take its place for everybody.
+    if path.exists() and not path.is_file():
+        raise ExchangeError(f"{path} is no ordinary file; -o names the file to write")
+    # Where it is a link, that stays.
+    file = path.resolve()
+    if not file.parent.is_dir():
         raise ExchangeError(f"there is no folder {path.parent}; make it first")
-    return path.with_name(f".{path.name}.part")
+    return file, file.with_name(f".{file.name}.part")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file, which is replaced where there is one.
+
+    Raises:
+        ExchangeError: as `places`.
+        OSError: it cannot be written; what was there is still there.
+    """
+    file, part = places(path)
+    try:
+        part.write_bytes(content)
+        part.replace(file)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rankscope.server.exchange.points import Points, beside, require
+from rankscope.server.exchange.points import Points, places, require
 
 COLUMNS = ("metric", "rank", "step", "value")
 
@@ -21,12 +22,12 @@ class CsvWriter:
     take these too.
 
     Raises:
-        ExchangeError: the path is a folder, or there is no folder for it.
+        ExchangeError: the path is a folder or no ordinary file, or there is no folder for it.
         OSError: the file cannot be written.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
-        self._path, self._part = path, beside(path)
+        self._path, self._part = places(path)
         self._file = self._part.open("w", encoding="utf-8", newline="")
         self._rows = csv.writer(self._file, lineterminator="\n")
         self._rows.writerow(COLUMNS)
@@ -46,7 +47,9 @@ class CsvWriter:
 
     def abandon(self) -> None:
         """Removes what was written."""
-        self._file.close()
+        # Where the disk is full, closing writes what is left, and fails once more.
+        with contextlib.suppress(OSError):
+            self._file.close()
         self._part.unlink(missing_ok=True)
 
 
@@ -56,14 +59,15 @@ class ParquetWriter:
     What is known of the run stands as JSON under `rankscope` in the metadata of its schema.
 
     Raises:
-        ExchangeError: pyarrow is not installed, the path is a folder, or there is none for it.
+        ExchangeError: pyarrow is not installed, the path is a folder or no ordinary file, or there
+            is no folder for it.
         OSError: the file cannot be written.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
         self._arrow = require("pyarrow", "parquet", "Parquet")
         parquet = require("pyarrow.parquet", "parquet", "Parquet")
-        self._path, self._part = path, beside(path)
+        self._path, self._part = places(path)
         arrow = self._arrow
         self._schema = arrow.schema(
             [
@@ -76,7 +80,11 @@ class ParquetWriter:
         )
         self._waiting: list[Any] = []
         self._count = 0
-        self._writer = parquet.ParquetWriter(self._part, self._schema)
+        try:
+            self._writer = parquet.ParquetWriter(self._part, self._schema)
+        except OSError:
+            self._part.unlink(missing_ok=True)
+            raise
 
     def write(self, points: Points) -> None:
         """Writes some points of a series, once there are enough for a group of rows."""
@@ -100,7 +108,8 @@ class ParquetWriter:
 
     def abandon(self) -> None:
         """Removes what was written."""
-        self._writer.close()
+        with contextlib.suppress(OSError):
+            self._writer.close()
         self._part.unlink(missing_ok=True)
 
     def _flush(self) -> None:

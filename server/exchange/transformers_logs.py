@@ -72,4 +72,11 @@ def _take(collected: Collected, step: int, entry: Mapping[str, Any]) -> None:
         if isinstance(value, int | float):
             phase, _, rest = name.partition("_")
             tag = f"{phase}/{rest}" if phase in _EVALUATIONS and rest else f"train/{name}"
-            collected.add(tag, step, float(value))
+            collected.add(tag, step, _number(value))
+
+
+def _number(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # JSON has integers of any length
+        return math.inf if value > 0 else -math.inf

@@ -168,6 +168,36 @@ def test_a_person_reads_what_was_taken_for_what(tmp_path, capsys):
     assert tmp_path.resolve().as_uri() in said.out
 
 
+@pytest.mark.parametrize("name", ["lr=0.1", "données", "a+b"])
+def test_names_of_folders_that_an_address_would_quote(tmp_path, capsys, name):
+    code, report = judged(capsys, trainer_state(tmp_path / name, healthy()))
+    assert (code, report["run"]) == (0, name)
+
+
+def test_a_csv_file_of_a_spreadsheet(tmp_path, capsys):
+    path = lightning_csv(tmp_path, healthy()) / "metrics.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert judged(capsys, path)[0] == 0
+
+
+def test_a_number_that_no_float_holds_is_infinite(tmp_path, capsys):
+    path = trainer_state(tmp_path, healthy()) / f"checkpoint-{STEPS}" / "trainer_state.json"
+    state = json.loads(path.read_text())
+    state["log_history"][250]["loss"] = 10**400
+    path.write_text(json.dumps(state))
+    code, report = judged(capsys, path)
+    assert code == 1
+    assert "loss.nonfinite" in {alert["kind"] for alert in report["alerts"]}
+
+
+def test_steps_that_are_none_are_counted(tmp_path, capsys):
+    folder = lightning_csv(tmp_path, healthy())
+    with (folder / "metrics.csv").open("a", encoding="utf-8") as file:
+        file.write(",-1,0.5,\n")
+    check([str(folder)])
+    assert "1 point has a negative or impossible step and was left out." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [

@@ -3,8 +3,11 @@
 import csv
 import json
 import math
+import os
+import stat
 import struct
 import sys
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -133,6 +136,33 @@ def test_a_folder_with_something_in_it_stays_as_it_is(url, tmp_path, capsys):
     assert export(asked) == 2
     assert "is not an empty folder" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_link_stays_one_and_its_file_is_replaced(url, tmp_path, capsys):
+    (tmp_path / "real.csv").write_text("old")
+    (tmp_path / "link.csv").symlink_to("real.csv")
+    asked = ["otter", "--server", url, "--format", "csv", "-o", str(tmp_path / "link.csv")]
+    assert export(asked) == 0
+    assert (tmp_path / "link.csv").is_symlink()
+    assert (tmp_path / "real.csv").read_text().startswith("metric,rank")
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_what_is_no_file_stays_what_it_is(url, tmp_path, capsys, form):
+    os.mkfifo(tmp_path / "pipe")
+    assert export(["otter", "--server", url, "--format", form, "-o", str(tmp_path / "pipe")]) == 2
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+    assert "is no ordinary file" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_nothing_is_left_where_the_disk_is_full(url, tmp_path, capsys, form):
+    (tmp_path / ".run.part").symlink_to("/dev/full")
+    assert export(["otter", "--server", url, "--format", form, "-o", str(tmp_path / "run")]) == 1
+    assert "No space left" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
