@@ -31,6 +31,13 @@ os.environ.pop("CI", None)
 # operation on a handful of numbers take, where cores are few, many times as long as one does.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# A busy machine takes longer for an answer than the five seconds that are httpx's default.
+with contextlib.suppress(ImportError):
+    from httpx._config import DEFAULT_TIMEOUT_CONFIG
+
+    for part in ("connect", "read", "write", "pool"):
+        setattr(DEFAULT_TIMEOUT_CONFIG, part, 60.0)
+
 _TURNS = pytest.StashKey[parallel.Turns]()
 
 

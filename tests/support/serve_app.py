@@ -14,6 +14,7 @@ def serve_app(app) -> Iterator[httpx.Client]:
     """A client of `app`, which listens on a free port of the loopback interface."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
     started = threading.Event()
 
     class Server(uvicorn.Server):
@@ -24,12 +25,12 @@ def serve_app(app) -> Iterator[httpx.Client]:
     server = Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    assert started.wait(20), "the application did not start"
+    assert started.wait(60), "the application did not start"
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             yield client
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
         listener.close()
     assert not thread.is_alive(), "the application did not stop"
