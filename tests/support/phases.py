@@ -250,9 +250,19 @@ def score(
 
 
 def next_tokens(
-    seed: int, *, seen: float = 2.0, unseen: float = 2.0, learns: int = 100, steps: int = 300
+    seed: int,
+    *,
+    seen: float = 2.0,
+    unseen: float = 2.0,
+    learns: int = 100,
+    until: int = 300,
+    steps: int = 300,
 ) -> Trace:
-    """Cross entropies where a target is in the input and where not, after `learns` steps."""
+    """Cross entropies where a target is in the input and where not, after `learns` steps.
+
+    Args:
+        until: from here on both are as large.
+    """
     random = np.random.default_rng(seed)
     course = np.exp(-np.arange(steps) / learns * 3)
     rows = [
@@ -261,6 +271,7 @@ def next_tokens(
         else np.full((2, steps), -1.0)
         for end in (seen, unseen)
     ]
+    rows[0][:, until:] = rows[1][:, until:]
     series = dict(zip(("next_token_seen", "next_token_unseen"), rows, strict=True))
     return Trace("next tokens", seed, np.arange(steps), series)
 

@@ -34,10 +34,16 @@ class LeakedPolicy(Policy):
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """Attributes: mean cross entropies, in nats, where the target is in the input and where not."""
+    """What was seen.
+
+    Attributes:
+        seen, unseen: mean cross entropies, in nats, where the target is in the input and where not.
+        samples: how many there were so far.
+    """
 
     seen: float
     unseen: float
+    samples: int
 
 
 @dataclass(slots=True)
@@ -105,7 +111,7 @@ class TargetsLeaked(Detector[LeakedState]):
             if state.first_step < 0:
                 state.first_step = step
             state.judged += 1
-            facts = Ahead(row[_SEEN], row[_UNSEEN])
+            facts = Ahead(row[_SEEN], row[_UNSEEN], state.judged)
             policy = self.policy
             apart = facts.unseen - facts.seen
             if facts.seen >= policy.share * facts.unseen or apart <= policy.margin:
@@ -116,15 +122,18 @@ class TargetsLeaked(Detector[LeakedState]):
             if state.in_a_row >= policy.recent:
                 # What a model may look at does not change in a run; it learns by and by to use it.
                 state.watch.bad(step, facts, first_step=state.first_step).facts = facts
-        findings = tuple(_finding(e, state) for e in state.watch.take(window.last_step))
+        findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
         return Outcome({"data.leaked": self._check(window, state)}, findings)
 
     def _check(self, window: Window, state: LeakedState) -> Check:
         episode = state.watch.open(window.last_step)
         if episode is not None:
-            return Check(Status.OPEN, f"{_finding(episode, state).title}.")
+            return Check(Status.OPEN, f"{_finding(episode).title}.")
         if state.judged >= self.policy.recent:
-            why = f"At {count(state.judged, 'sample')} no place knew the token after it."
+            why = (
+                f"At {count(state.judged, 'sample')} there were no {self.policy.recent} in a row "
+                "at which places knew the token after them."
+            )
             return Check(Status.OK, why)
         if not state.judged:
             why = "No cross entropy was seen whose targets are the inputs, one place on."
@@ -133,7 +142,7 @@ class TargetsLeaked(Detector[LeakedState]):
         return Check(Status.INSUFFICIENT_DATA, why)
 
 
-def _finding(episode: Episode[Ahead], state: LeakedState) -> Finding:
+def _finding(episode: Episode[Ahead]) -> Finding:
     facts = episode.facts
     return episode.finding(
         kind="data.leaked",
@@ -144,7 +153,8 @@ def _finding(episode: Episode[Ahead], state: LeakedState) -> Finding:
             f"target is not among its inputs, the mean cross entropy is {number(facts.unseen)}; "
             f"wherever the target is among them it is {number(facts.seen)} or less. So places "
             "see the ones after them, and copy: the loss says nothing of how well the next token "
-            "is predicted."
+            "is predicted. Sequences that all end in what is hardest to predict, such as a random "
+            "number after a fixed text, look the same."
         ),
         remedy=(
             "Look for what lets a place see later ones: attention without a causal mask "
@@ -152,5 +162,5 @@ def _finding(episode: Episode[Ahead], state: LeakedState) -> Finding:
             "convolution padded on both sides, a bidirectional layer, a normalisation over the "
             "places. Change the input at one place and see which outputs before it change."
         ),
-        evidence={"seen": facts.seen, "unseen": facts.unseen, "samples": state.judged},
+        evidence={"seen": facts.seen, "unseen": facts.unseen, "samples": facts.samples},
     )

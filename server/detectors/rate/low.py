@@ -70,13 +70,14 @@ class LowPolicy(Policy):
 
 @dataclass(slots=True)
 class Slow:
-    """What was seen; `collapse_step` is -1 for a rate that was low from the beginning."""
+    """What was seen after `steps`; `collapse_step` is -1 for a rate low from the beginning."""
 
     rate: float
     peak: float
     update: float
     first: float
     last: float
+    steps: int
     collapse_step: int = -1
     gained_before: float = math.nan
     gained_after: float = math.nan
@@ -87,7 +88,6 @@ class LowState:
     """What `lr.too_low` remembers.
 
     Attributes:
-        steps: so far, where updates are judged.
         drop: step at which the rate fell, the losses just before, and how many came since.
     """
 
@@ -103,7 +103,6 @@ class LowState:
     peak: float = 0.0
     peak_step: int = -1
     rates: int = 0
-    steps: int = 0
     signed: bool = False
     drop: int = -1
     drop_losses: tuple[float, ...] = ()
@@ -207,7 +206,8 @@ class RateTooLow(Detector[LowState]):
             state.before.clear()
 
     def _judge(self, step: int, state: LowState) -> None:
-        found = self._collapsed(state) or self._from_the_start(step, state)
+        steps = step - state.progress.spacing.first + 1
+        found = self._collapsed(steps, state) or self._from_the_start(steps, state)
         if found is None:
             state.watch.good(step)
             return
@@ -216,7 +216,7 @@ class RateTooLow(Detector[LowState]):
         )
         state.watch.bad(step, found, first_step=first_step).facts = found
 
-    def _collapsed(self, state: LowState) -> Slow | None:
+    def _collapsed(self, steps: int, state: LowState) -> Slow | None:
         policy = self.policy
         if state.drop < 0 or state.since_drop < policy.wait:
             return None
@@ -236,11 +236,10 @@ class RateTooLow(Detector[LowState]):
         )
         if not falling or later >= policy.gain_after * gained:
             return None
-        return Slow(
-            state.rate, state.peak, median(state.updates), level, last, state.drop, gained, later
-        )
+        update = median(state.updates)
+        return Slow(state.rate, state.peak, update, level, last, steps, state.drop, gained, later)
 
-    def _from_the_start(self, step: int, state: LowState) -> Slow | None:
+    def _from_the_start(self, steps: int, state: LowState) -> Slow | None:
         if state.progress.count < self.policy.evidence or len(state.updates) < self.policy.updates:
             return None
         first, last = float(np.mean(state.first)), float(np.mean(state.last))
@@ -248,17 +247,16 @@ class RateTooLow(Detector[LowState]):
         accuracy = float(np.mean(state.accuracies)) if state.accuracies else 0.0
         still = first - last <= self.policy.min_gain * abs(first)
         # A rate that was high and has come down is the end of a schedule, not its beginning.
-        state.steps = step - state.progress.spacing.first + 1
         limit = self.policy.small_update
         # A warm-up is on its way to a rate that teaches.
         warm = bool(state.recent_rates) and state.rate > _RISING * state.recent_rates[0]
         if median(state.shares) <= self.policy.unexplained and not warm:
-            limit = max(limit, self.policy.least_path / state.steps)
+            limit = max(limit, self.policy.least_path / steps)
         if not (still and 0 < update < limit and accuracy <= self.policy.learned):
             return None
         if state.rate < self.policy.ending * state.peak:
             return None
-        return Slow(state.rate, state.peak, update, first, last)
+        return Slow(state.rate, state.peak, update, first, last, steps)
 
 
 def _check(window: Window, state: LowState, policy: LowPolicy) -> Check:
@@ -325,8 +323,8 @@ def _finding(episode: Episode[Slow], state: LowState, policy: LowPolicy, window:
         share = (facts.first - facts.last) / abs(facts.first) if facts.first else 0.0
         cause = (
             f"The loss gained {percent(max(share, 0.0))} over the run so far. Even if all "
-            f"{count(state.steps, 'step')} had one direction they would have changed the "
-            f"parameters by {number(100 * state.steps * facts.update)} % of their size. Updates "
+            f"{count(facts.steps, 'step')} had one direction they would have changed the "
+            f"parameters by {number(100 * facts.steps * facts.update)} % of their size. Updates "
             f"of usual size are {number(times)} times as large."
         )
         remedy = (

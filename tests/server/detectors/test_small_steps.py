@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from rankscope.server.detectors.rate import RateTooLow
-from tests.support.judging import judge
+from tests.support.judging import judge, verdict
 from tests.support.traces import Trace
 
 STEPS = 440
 
 
-def alerts(*, update=3e-5, explained=-0.05, gain=0.0, warm=False, seed=0):
+def alerts(*, update=3e-5, explained=-0.05, gain=0.0, warm=False, until=STEPS, seed=0):
     random = np.random.default_rng(seed)
     shape = 2, STEPS
     loss = (
@@ -21,11 +21,13 @@ def alerts(*, update=3e-5, explained=-0.05, gain=0.0, warm=False, seed=0):
         "lr": 1e-5 * (1 + np.arange(STEPS) * warm) * np.ones(shape),
         "update_ratio": update * np.exp(0.1 * random.standard_normal(shape)),
     }
+    later = np.arange(STEPS) >= until
+    series["update_ratio"][:, later] = 1e-2
     if explained is not None:
         series["explained_deviance"] = explained + 0.02 * random.standard_normal(shape)
     trace = Trace("small steps", seed, np.arange(STEPS), series)
     whole, cut = (judge(trace, [RateTooLow()], cuts).alerts for cuts in ((), range(0, STEPS, 33)))
-    assert [(a.first_step, a.severity) for a in whole] == [(a.first_step, a.severity) for a in cut]
+    assert [verdict(a) + (a.cause,) for a in whole] == [verdict(a) + (a.cause,) for a in cut]
     return whole
 
 
@@ -33,6 +35,11 @@ def test_all_steps_together_are_too_small_to_learn_anything():
     (alert,) = alerts()
     assert (alert.kind, alert.severity, alert.first_step) == ("lr.too_low", "warning", 0)
     assert "440 steps had one direction" in alert.cause
+
+
+def test_what_is_said_of_it_stays_once_it_is_over():
+    (alert,) = alerts(until=300)
+    assert alert.state == "resolved"
 
 
 @pytest.mark.parametrize(
