@@ -223,7 +223,7 @@ def _maintain(options: argparse.Namespace, engine: Engine) -> None:
         cut = partitions.partition(engine)
         print(f"cut: {', '.join(cut)}" if cut else "all large tables are cut already")
     else:
-        print(f"{distribution.distribute(engine)} tables distributed")
+        print(f"{count(distribution.distribute(engine), 'table')} distributed")
 
 
 def _prune(options: argparse.Namespace, engine: Engine) -> None:

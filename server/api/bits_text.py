@@ -75,10 +75,12 @@ def _first(bits: Bits) -> shapes.FirstDifference | None:
 
 
 def _equality(bits: Bits) -> str:
-    steps = f"{bits.steps:,} step{'' if bits.steps == 1 else 's'}"
+    held = f"{_capital(ranks(bits.ranks))} held the same bits in both runs at"
+    if bits.steps == 1:
+        return f"{held} step {bits.first_step}, the only one that both sampled."
     return (
-        f"{_capital(ranks(bits.ranks))} held the same bits in both runs at all {steps} that both "
-        f"sampled, from {bits.first_step} to {bits.last_step}."
+        f"{held} all {bits.steps:,} steps that both sampled, from {bits.first_step} to "
+        f"{bits.last_step}."
     )
 
 

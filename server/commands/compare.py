@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rankscope.server.commands import client
-from rankscope.server.detectors.wording import ranks
+from rankscope.server.detectors.wording import agree, ranks
 
 _MOST_SETTINGS = 40
 _LONGEST = 60
@@ -59,7 +59,9 @@ def _bits(bits: dict[str, Any]) -> Iterator[str]:
 
 def _configuration(difference: dict[str, Any], names: Sequence[str]) -> Iterator[str]:
     differing = difference["differing"]
-    yield from ("", f"Configuration: {len(differing)} differ, {difference['equal']} are the same")
+    equal = f"{difference['equal']} {'is' if difference['equal'] == 1 else 'are'} the same"
+    yield ""
+    yield f"Configuration: {len(differing)} {agree(len(differing), 'differs')}, {equal}"
     if not differing:
         return
     rows = [("", *names)]

@@ -56,9 +56,8 @@ def export(argv: Sequence[str]) -> int:
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
-    points, metrics = found["points"], found["metrics"]
-    of = count(found["ranks"], "rank")
-    yield f"{points} points of {metrics} metrics of {of} written to {found['path']}"
+    points, metrics = count(found["points"], "point"), count(found["metrics"], "metric")
+    yield f"{points} of {metrics} of {count(found['ranks'], 'rank')} written to {found['path']}"
 
 
 def _export(server: client.Server, options: Any) -> dict[str, Any]:

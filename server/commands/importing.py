@@ -11,6 +11,7 @@ from typing import Any
 from rankscope.agent import wire
 from rankscope.server.commands import client
 from rankscope.server.commands.files import refusals
+from rankscope.server.detectors.wording import count
 from rankscope.server.exchange import tensorboard_logs
 from rankscope.server.exchange.batches import batches
 from rankscope.server.exchange.logs import Log
@@ -87,8 +88,8 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     if found["stored_before"]:
         yield f"Run {found['run']} has all of this already: nothing was stored twice."
     else:
-        of = f"{found['ranks']} {'rank' if found['ranks'] == 1 else 'ranks'}"
-        yield f"Run {found['run']}: {points} points of {of} stored."
+        of = count(found["ranks"], "rank")
+        yield f"Run {found['run']}: {count(points, 'point')} of {of} stored."
     yield f"`rankscope gate {found['run']}` and `rankscope alerts {found['run']}` show the verdict."
 
 

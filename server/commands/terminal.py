@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rankscope.server.commands.run_facts import RunFacts, headline, said_by
-from rankscope.server.detectors.wording import listing, number, ranks
+from rankscope.server.detectors.wording import count, listing, number, ranks
 
 MOST_RANKS = 16
 _MOST_ALERTS = 8
@@ -47,7 +47,8 @@ def view(facts: RunFacts, *, width: int, plain: bool = False) -> RenderableType:
         parts += [Text(), *_loss(loss, width, plain)]
     parts += [Text(), _ranks(facts)]
     if len(facts.run["rank_status"]) > MOST_RANKS:
-        parts.append(Text(f"and {len(facts.run['rank_status']) - MOST_RANKS} more ranks"))
+        more = len(facts.run["rank_status"]) - MOST_RANKS
+        parts.append(Text(f"and {count(more, 'more rank')}"))
     parts += [*_alerts(facts), *_checks(facts)]
     return Group(*parts)
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.effects import EPISODE, Rule
-from rankscope.server.detectors.wording import count, listing, percent, sentences
+from rankscope.server.detectors.wording import agree, count, listing, percent, sentences
 from rankscope.server.window import Check, Occurrence, Status, Window
 
 _KIND = "mode.settings"
@@ -111,17 +111,19 @@ def _finding(state: SettingsState, last_step: int) -> Finding:
     if names:
         rate = percent(max(state.dropping.values()))
         what = f"`{names[0]}`" if len(names) == 1 else count(len(names), "dropout module")
-        title = f"{what} {'drops' if len(names) == 1 else 'drop'} {rate} of the units"
+        share = rate if len(names) == 1 else f"up to {rate}"
+        title = f"{what} {agree(len(names), 'drops')} {share} of the units"
         cause = (
             f"In training {listing([f'`{n}`' for n in names], most=_MOST_NAMES)} "
-            f"{'sets' if len(names) == 1 else 'set'} up to {rate} of the numbers to 0 at every "
-            "step and multiplies the rest accordingly: what is left is mostly noise."
+            f"{agree(len(names), 'sets')} {share} of the numbers to 0 at every step, and the rest "
+            "is multiplied accordingly: what is left is mostly noise."
         )
         remedy = "`p` is the share that is dropped, not the one that is kept; 0.1 to 0.5 is usual. "
     if state.still:
         who = listing([f"`{name}`" for name in state.still], most=_MOST_NAMES)
         title = title or (
-            f"{count(len(state.still), 'normalization')} keep the statistics they were made with"
+            f"{count(len(state.still), 'normalization')} {agree(len(state.still), 'keeps')} the "
+            f"statistics {'it was' if len(state.still) == 1 else 'they were'} made with"
         )
         still = (
             f"The momentum of {who} is 0, and the running statistics are of no batch (mean 0, "

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rankscope.server.detectors.wording import count as counted
 from rankscope.server.exchange.logs import Collected, Log, ranks_of
 from rankscope.server.exchange.points import ExchangeError, require
 
@@ -144,8 +145,8 @@ class _Reader:
                 if not count:
                     raise ExchangeError(f"{path} is no event file: {error}") from error
                 self.notes.append(
-                    f"{path} breaks off after {count} events (cut off, still being written, or "
-                    "damaged): what comes before was read."
+                    f"{path} breaks off after {counted(count, 'event')} (cut off, still being "
+                    "written, or damaged): what comes before was read."
                 )
                 return
             count += 1

@@ -77,7 +77,7 @@ def bits(points):
 def test_csv_has_every_point(url, tmp_path, capsys):
     path = tmp_path / "run.csv"
     assert export(["otter", "--server", url, "--format", "csv", "-o", str(path)]) == 0
-    assert "45038 points of 4 metrics of 2 ranks" in capsys.readouterr().out
+    assert "45,038 points of 4 metrics of 2 ranks" in capsys.readouterr().out
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     found = {(r["metric"], int(r["rank"]), int(r["step"])): float(r["value"]) for r in rows}
