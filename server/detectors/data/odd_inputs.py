@@ -33,6 +33,8 @@ _FLOOR = 0.02
 _AFTER, _STILL = 4, 1
 # From this many on they are no accident.
 _RECURS = 3
+# How many of the last ones are listed as evidence, and of the first ones in the title.
+_LISTED, _NAMED = 64, 3
 # Stands for a batch of zeros.
 _NOTHING = 1e-30
 
@@ -44,6 +46,45 @@ class OddInput:
     step: int
     rank: int
     factor: float
+
+
+@dataclass(slots=True)
+class OddBatches:
+    """What was seen.
+
+    Attributes:
+        last: the last ones, in the order in which they were found.
+        first: the first steps that had any.
+        count: number of steps that had any.
+        ranks: that had any.
+    """
+
+    last: tuple[OddInput, ...] = ()
+    first: tuple[int, ...] = ()
+    count: int = 0
+    ranks: frozenset[int] = frozenset()
+
+    @property
+    def steps(self) -> list[int]:
+        """Of the last ones."""
+        return sorted({one.step for one in self.last})
+
+    def add(self, odd: OddInput) -> None:
+        """Takes one."""
+        if all(one.step != odd.step for one in self.last):
+            self.count += 1
+            self.first = tuple(sorted((*self.first, odd.step)))[:_NAMED]
+        self.last = (*self.last, odd)[-_LISTED:]
+        self.ranks |= {odd.rank}
+
+    def longest_gap(self) -> int:
+        """Steps from one to the next; 0 for fewer than two."""
+        return max(np.diff(self.steps).tolist(), default=0)
+
+    def period(self) -> int:
+        """The same where these are equal, of some; else 0."""
+        gaps = set(np.diff(self.steps).tolist())
+        return gaps.pop() if self.count >= _RECURS and len(gaps) == 1 else 0
 
 
 @dataclass(slots=True)
@@ -90,7 +131,7 @@ class OddInputs:
     """
 
     judged: int = 0
-    watch: Watch[tuple[OddInput, ...]] = field(default_factory=lambda: Watch(clear_after=64))
+    watch: Watch[OddBatches] = field(default_factory=lambda: Watch(clear_after=64))
     _past: dict[int, _Past] = field(default_factory=dict)
 
     def take(self, window: Window, series: str) -> Iterator[Finding]:
@@ -110,41 +151,38 @@ class OddInputs:
 
     def _report(self, odd: OddInput, step: int) -> None:
         episode = self.watch.open(step)
-        known = episode.facts if episode is not None else ()
-        facts = (*known, odd)
-        episode = self.watch.bad(step, facts, first_step=min(one.step for one in facts))
-        episode.facts = facts
-        steps = sorted({one.step for one in facts})
-        gaps = np.diff(steps).tolist()
-        episode.clear_after = max(episode.clear_after, 3 * max(gaps, default=0))
+        facts = OddBatches() if episode is None else episode.facts
+        facts.add(odd)
+        episode = self.watch.bad(step, facts, first_step=odd.step)
+        episode.clear_after = max(episode.clear_after, 3 * facts.longest_gap())
         # It is a single batch, and over with it.
         self.watch.good(step)
 
 
-def title_of(episode: Episode[tuple[OddInput, ...]]) -> str:
+def title_of(episode: Episode[OddBatches]) -> str:
     """What has happened, in a line."""
-    steps = sorted({one.step for one in episode.facts})
-    factor = float(np.exp(np.median(np.log([one.factor for one in episode.facts]))))
+    facts = episode.facts
+    factor = float(np.exp(np.median(np.log([one.factor for one in facts.last]))))
     size = "large" if factor > 1 else "small"
     times = number(factor if factor > 1 else 1 / factor) if 1e-6 < factor < 1e6 else "millions of"
-    if len(steps) == 1:
-        return f"The inputs at step {steps[0]} are {times} times as {size} as usual"
+    if facts.count == 1:
+        return f"The inputs at step {facts.first[0]} are {times} times as {size} as usual"
+    more = facts.count - len(facts.first)
+    named = [str(step) for step in facts.first]
+    listed = f"{', '.join(named)} and {more:,} more" if more else listing(named)
     return (
-        f"The inputs of {count(len(steps), 'single step')} are {times} times as {size} as usual: "
-        f"{listing([str(step) for step in steps], most=3)}"
+        f"The inputs of {count(facts.count, 'single step')} are {times} times as {size} as usual: "
+        f"{listed}"
     )
 
 
-def _finding(episode: Episode[tuple[OddInput, ...]], world: int) -> Finding:
+def _finding(episode: Episode[OddBatches], world: int) -> Finding:
     facts = episode.facts
-    steps = sorted({one.step for one in facts})
-    who = tuple(sorted({one.rank for one in facts}))
-    gaps = set(np.diff(steps).tolist())
-    period = gaps.pop() if len(steps) >= _RECURS and len(gaps) == 1 else 0
+    who, period = tuple(sorted(facts.ranks)), facts.period()
     return episode.finding(
         kind="data.outlier",
         key="odd-inputs",
-        severity="warning" if len(steps) >= _RECURS else "info",
+        severity="warning" if facts.count >= _RECURS else "info",
         title=title_of(episode),
         ranks=() if len(who) == world else who,
         stage="batch",
@@ -157,12 +195,13 @@ def _finding(episode: Episode[tuple[OddInput, ...]], world: int) -> Finding:
             "so evaluations and what is saved, suffer from it.",
         ),
         remedy=(
-            f"Print mean and standard deviation of the batch of step {steps[-1]} and of the step "
-            "before it, and compare which files, sources or transforms they come from."
+            f"Print mean and standard deviation of the batch of step {facts.steps[-1]} and of the "
+            "step before it, and compare which files, sources or transforms they come from. Nothing, if "
+            "a source whose inputs have other units takes its turn there."
         ),
         evidence={
-            "steps": steps,
-            "factors": [one.factor for one in facts],
+            "steps": facts.steps,
+            "factors": [one.factor for one in facts.last],
             "period": period,
         },
     )

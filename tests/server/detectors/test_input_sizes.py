@@ -131,3 +131,15 @@ def test_other_data_from_some_step_on_and_heavy_tails_are_no_single_batches():
     assert len(wild) <= 1
     assert all(alert.severity == "info" for alert in wild)
     assert not odd(1 + np.abs(random.standard_t(3, (4, 1000))))
+
+
+def test_of_odd_batches_without_end_some_are_kept_and_all_are_counted():
+    rms = sizes(ranks=1, steps=8000)
+    odd = np.arange(40, 7990, 40)
+    rms[0, odd] *= 100
+    (alert,) = alerts(rms)
+    assert f"The inputs of {len(odd)} single steps are" in alert.title
+    assert alert.evidence["period"] == 40
+    assert alert.first_step == 40
+    assert 8 < len(alert.evidence["steps"]) <= 64
+    assert alert.evidence["steps"][-1] == odd[-1]
