@@ -196,8 +196,8 @@ def _finding(episode: Episode[OddBatches], world: int) -> Finding:
         ),
         remedy=(
             f"Print mean and standard deviation of the batch of step {facts.steps[-1]} and of the "
-            "step before it, and compare which files, sources or transforms they come from. Nothing, if "
-            "a source whose inputs have other units takes its turn there."
+            "step before it, and compare which files, sources or transforms they come from. "
+            "Nothing, if a source whose inputs have other units takes its turn there."
         ),
         evidence={
             "steps": facts.steps,
