@@ -73,6 +73,12 @@ COMMANDS = (
         "rankscope.agent.delivery.sync:main",
         "send what an offline or cut-off run left on disk",
     ),
+    Command(
+        "verify",
+        "rankscope.agent.checkpoints.command:main",
+        "whether two checkpoints are the same, tensor by tensor, and where not",
+        "torch",
+    ),
     Command("doctor", "rankscope.agent.doctor:main", "what works here, and what will be measured"),
     Command("db", "rankscope.server.cli:db", "inspect, upgrade and prune the database", "server"),
     Command(

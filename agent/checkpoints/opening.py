@@ -1,0 +1,161 @@
+"""What a path is: one checkpoint, or a folder of several (one a rank, or model and optimizer)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from rankscope.agent.checkpoints.distributed import METADATA, SHARD_SUFFIX, open_distributed
+from rankscope.agent.checkpoints.safetensors_file import (
+    INDEX_SUFFIX,
+    SUFFIX,
+    open_indexed,
+    open_safetensors,
+)
+from rankscope.agent.checkpoints.source import DAMAGED, Source, Unreadable
+from rankscope.agent.checkpoints.torch_file import is_torch_file, open_torch_file
+
+_SUFFIXES = frozenset((".pt", ".pth", ".bin", ".ckpt", ".tar", SUFFIX))
+_DIGITS = re.compile(r"\d+")
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """What was found at a path, opened when it is read.
+
+    Attributes:
+        path: as it was given.
+        members: path inside the folder -> what opens it; a file, and a folder that is a whole,
+            have one member, without a name.
+        passed_over: files of the folder that are no checkpoints.
+    """
+
+    path: str
+    members: dict[str, Callable[[], Source]]
+    passed_over: list[str] = field(default_factory=list)
+
+    def open(self, member: str) -> Source:
+        """One of the members.
+
+        Raises:
+            Unreadable: it is missing in part, damaged, or would run code.
+        """
+        try:
+            return self.members[member]()
+        except DAMAGED as error:
+            where = os.path.join(self.path, member) if member else self.path
+            raise Unreadable(f"{where}: damaged or cut off ({error!r})") from error
+
+
+def find(path: str) -> Checkpoint:
+    """What a path is; nothing is loaded yet.
+
+    Raises:
+        Unreadable: there is nothing, or nothing that could be a checkpoint.
+    """
+    place = Path(path)
+    try:
+        if place.is_dir():
+            return _folder(path, place)
+        if place.is_file():
+            return Checkpoint(path, {"": partial(_open_file, place)})
+    except OSError as error:
+        raise Unreadable(f"{path}: {error.strerror or error}") from error
+    raise Unreadable(f"{path}: there is no such file or folder")
+
+
+def role(member: str) -> str:
+    """What the members of all ranks have in common: their name without its numbers."""
+    return _DIGITS.sub("*", Path(member).with_suffix("").as_posix())
+
+
+def pairs(first: Checkpoint, second: Checkpoint) -> list[tuple[str | None, str | None]]:
+    """Which members of two checkpoints belong together; None where one has no such member.
+
+    Those of the same name do, then those whose names say the same but for how they are written
+    (`rank_0.pt` and `rank0`), then the only ones that are left.
+    """
+    found = [(name, name) for name in first.members if name in second.members]
+    rest = [
+        [n for n in one.members if n not in other.members]
+        for one, other in ((first, second), (second, first))
+    ]
+    for key in (_spelling, lambda name: ""):
+        keyed = [{key(n): n for n in left} for left in rest]
+        if any(len(k) < len(left) for k, left in zip(keyed, rest, strict=True)):
+            continue
+        both = [(keyed[0][k], keyed[1][k]) for k in keyed[0] if k in keyed[1]]
+        found += both
+        for place, left in enumerate(rest):
+            rest[place] = [n for n in left if n not in [pair[place] for pair in both]]
+    every = [*found, *((n, None) for n in rest[0]), *((None, n) for n in rest[1])]
+    order = list(first.members)
+    return sorted(every, key=lambda p: order.index(p[0]) if p[0] is not None else len(order))
+
+
+def _spelling(name: str) -> str:
+    """A member's name without suffix, capitals, signs and leading zeros."""
+    plain = _DIGITS.sub(lambda m: str(int(m[0])), Path(name).with_suffix("").as_posix())
+    return re.sub(r"[^a-z0-9/]", "", plain.lower())
+
+
+def _folder(path: str, place: Path) -> Checkpoint:
+    if (place / METADATA).is_file():
+        return Checkpoint(path, {"": partial(open_distributed, place)})
+    found = Checkpoint(path, {})
+    for folder, below, files in os.walk(place):
+        below.sort()
+        _add_folder(found, place, Path(folder), below, sorted(files))
+    if list(found.members) and all(n.endswith(INDEX_SUFFIX) for n in found.members):
+        if len(found.members) == 1:
+            found.members = {"": next(iter(found.members.values()))}
+    if not found.members:
+        raise Unreadable(
+            f"{path}: in this folder there is no checkpoint: no file of torch.save or safetensors, "
+            f"and no {METADATA} of torch.distributed.checkpoint"
+        )
+    return found
+
+
+def _add_folder(
+    found: Checkpoint, top: Path, folder: Path, below: list[str], files: list[str]
+) -> None:
+    def named(name: str) -> str:
+        return (folder / name).relative_to(top).as_posix()
+
+    if METADATA in files:
+        found.members[named("")] = partial(open_distributed, folder)
+        below.clear()
+        return
+    if shards := [name for name in files if name.endswith(SHARD_SUFFIX)]:
+        raise Unreadable(
+            f"{folder}: {len(shards)} shards of torch.distributed.checkpoint, and no {METADATA}, "
+            "which the save writes last: it has not ended"
+        )
+    indices = [n for n in files if n.endswith(INDEX_SUFFIX)]
+    # `model-00001-of-00002.safetensors`, beside `model.safetensors.index.json`.
+    shard_names = [
+        re.compile(rf"{re.escape(stem)}-\d+-of-\d+{re.escape(suffix)}")
+        for stem, suffix in (os.path.splitext(n.removesuffix(INDEX_SUFFIX)) for n in indices)
+    ]
+    for name in files:
+        if name in indices:
+            found.members[named(name)] = partial(open_indexed, folder / name)
+        elif any(shard.fullmatch(name) for shard in shard_names):
+            continue
+        elif Path(name).suffix in _SUFFIXES or is_torch_file(folder / name):
+            found.members[named(name)] = partial(_open_file, folder / name)
+        else:
+            found.passed_over.append(named(name))
+
+
+def _open_file(path: Path) -> Source:
+    if path.name.endswith(INDEX_SUFFIX):
+        return open_indexed(path)
+    if path.suffix == SUFFIX:
+        return open_safetensors(path)
+    return open_torch_file(path)

@@ -1,0 +1,188 @@
+"""What a checkpoint holds, by dotted names: tensors that are read when asked for, and values."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from rankscope.agent.model.facts import held
+
+# What parsers raise, torch's and Python's, of files that are damaged: by experiment, all of these.
+DAMAGED = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    pickle.UnpicklingError,
+    struct.error,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+)
+
+
+class Unreadable(Exception):
+    """A checkpoint, or a file of one, that cannot be read: what, where, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Where elements of a tensor are stored.
+
+    Attributes:
+        file: the file's path inside the checkpoint.
+        begin: index of the first element, one number a dimension.
+        size: extent in each dimension.
+    """
+
+    file: str
+    begin: tuple[int, ...]
+    size: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of a checkpoint, not read yet.
+
+    Attributes:
+        shape: its extent in each dimension.
+        dtype: type of its elements, without `torch.`.
+        parts: the files that hold it; empty where there is one file alone.
+        read: reads it whole, onto the CPU.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    parts: tuple[Part, ...]
+    read: Callable[[], torch.Tensor]
+
+    @property
+    def bytes(self) -> int:
+        """Size of its elements."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return torch.Size(self.shape).numel() * dtype.itemsize
+
+
+@dataclass(slots=True)
+class Source:
+    """One file, or one folder that is a whole.
+
+    Attributes:
+        format: how it is stored, in words.
+        tensors: by dotted name.
+        values: numbers, texts and whatever else is no tensor, by dotted name.
+        unread: dotted name -> why it cannot be compared.
+    """
+
+    format: str
+    tensors: dict[str, StoredTensor] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """Of all that it holds, in its order."""
+        return [*self.tensors, *self.values, *self.unread]
+
+    def without(self, ignored: Callable[[str], bool]) -> Source:
+        """The same without the names that are to be ignored."""
+        return Source(
+            self.format,
+            {name: tensor for name, tensor in self.tensors.items() if not ignored(name)},
+            {name: value for name, value in self.values.items() if not ignored(name)},
+            {name: why for name, why in self.unread.items() if not ignored(name)},
+        )
+
+    def add(self, prefix: str, value: Any, file: str = "") -> None:
+        """Adds all that a nested value holds, under dotted names.
+
+        Args:
+            prefix: name of the value; empty: that of the whole.
+            value: dicts, lists and tuples are gone into; tensors, arrays and the rest are leaves.
+            file: the file that it was read from, where the source has several.
+        """
+        for name, leaf in _leaves(prefix, value, ()):
+            self._add_leaf(self._free(name), leaf, file)
+
+    def _add_leaf(self, name: str, leaf: Any, file: str) -> None:
+        if isinstance(leaf, np.ndarray):
+            if leaf.dtype.kind not in "biufc":
+                self.values[name] = leaf.tolist()
+                return
+            leaf = torch.from_numpy(np.ascontiguousarray(leaf))
+        if not isinstance(leaf, torch.Tensor):
+            self.values[name] = leaf
+            return
+        if reason := _unfit(leaf):
+            self.unread[name] = reason
+            return
+        # Of a distributed tensor that a rank has saved by itself, the file has the rank's part.
+        leaf = held(leaf)
+        parts = (Part(file, (0,) * leaf.dim(), tuple(leaf.shape)),) if file else ()
+        dtype = str(leaf.dtype).removeprefix("torch.")
+        self.tensors[name] = StoredTensor(tuple(leaf.shape), dtype, parts, lambda: leaf)
+
+    def _free(self, name: str) -> str:
+        """A name that nothing has yet: `{"a.b": 1, "a": {"b": 2}}` has one name twice."""
+        taken: tuple[Mapping[str, Any], ...] = (self.tensors, self.values, self.unread)
+        free, number = name, 1
+        while any(free in one for one in taken):
+            number += 1
+            free = f"{name}#{number}"
+        return free
+
+
+def _leaves(name: str, value: Any, above: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        inner = [(str(key), one) for key, one in value.items()]
+    elif isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        inner = [(str(place), one) for place, one in enumerate(value)]
+    else:
+        yield name, value
+        return
+    if id(value) in above:
+        yield name, "(itself)"
+        return
+    if not inner:
+        # That there is nothing is to be compared, too.
+        yield name, type(value)()
+    for key, one in inner:
+        yield from _leaves(f"{name}.{key}" if name else key, one, (*above, id(value)))
+
+
+def _unfit(tensor: torch.Tensor) -> str:
+    """Why a tensor cannot be compared; empty where it can."""
+    if tensor.layout is not torch.strided:
+        return f"a sparse tensor ({tensor.layout})"
+    if tensor.is_meta:
+        return "a tensor without data (meta)"
+    if tensor.is_quantized:
+        return f"a quantized tensor ({tensor.dtype})"
+    return ""
+
+
+def inside(folder: str, name: str) -> str:
+    """Path of a file that a checkpoint's index names.
+
+    Raises:
+        Unreadable: it leads out of the folder.
+    """
+    path = os.path.normpath(os.path.join(folder, name))
+    if not path.startswith(os.path.normpath(folder) + os.sep):
+        raise Unreadable(f"{folder}: its index names {name!r}, which is not in the folder")
+    return path
