@@ -80,6 +80,12 @@ COMMANDS = (
         "torch",
     ),
     Command("doctor", "rankscope.agent.doctor:main", "what works here, and what will be measured"),
+    Command(
+        "mcp",
+        "rankscope.server.commands.mcp:main",
+        "tools by which coding agents ask a server",
+        "mcp",
+    ),
     Command("db", "rankscope.server.cli:db", "inspect, upgrade and prune the database", "server"),
     Command(
         "token",

@@ -126,7 +126,12 @@ def run_id(text: str) -> str:
 
 def run_path(run: str) -> str:
     """Path of a run under /api/v1."""
-    return f"/runs/{quote(run, safe='')}"
+    return f"/runs/{quoted(run)}"
+
+
+def quoted(text: str) -> str:
+    """An id as a segment of a path."""
+    return quote(text, safe="")
 
 
 def command(function: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
