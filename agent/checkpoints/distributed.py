@@ -76,8 +76,11 @@ def open_distributed(folder: Path) -> Source:
     """
     metadata = _metadata(folder)
     stored: dict[MetadataIndex, _Stored] = metadata.storage_data
-    for file in sorted({one.relative_path for one in stored.values()}):
-        _check_length(folder, file, [s for s in stored.values() if s.relative_path == file])
+    ends: dict[str, int] = {}
+    for one in stored.values():
+        ends[one.relative_path] = max(ends.get(one.relative_path, 0), one.offset + one.length)
+    for file, end in sorted(ends.items()):
+        _check_length(folder, file, end)
     source = Source("torch.distributed.checkpoint")
     for name, described in metadata.state_dict_metadata.items():
         if not isinstance(described, TensorStorageMetadata):
@@ -126,12 +129,11 @@ def _indices(metadata: Metadata, name: str) -> list[MetadataIndex]:
     return [MetadataIndex(name)]
 
 
-def _check_length(folder: Path, file: str, stored: list[_Stored]) -> None:
+def _check_length(folder: Path, file: str, needed: int) -> None:
     path = Path(inside(str(folder), file))
     if not path.is_file():
         raise Unreadable(f"{path}: {METADATA} names this file, and it is not there")
-    needed, there = max(one.offset + one.length for one in stored), path.stat().st_size
-    if there < needed:
+    if (there := path.stat().st_size) < needed:
         raise Unreadable(
             f"{path}: the file is cut off: {there} bytes, where {METADATA} names {needed}; copy or "
             "save it again"

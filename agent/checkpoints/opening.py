@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +20,9 @@ from rankscope.agent.checkpoints.safetensors_file import (
 from rankscope.agent.checkpoints.source import DAMAGED, Source, Unreadable
 from rankscope.agent.checkpoints.torch_file import is_torch_file, open_torch_file
 
-_SUFFIXES = frozenset((".pt", ".pth", ".bin", ".ckpt", ".tar", SUFFIX))
+# Of these a file that cannot be read is a checkpoint that is damaged. Others (`.bin`, `.tar`, none)
+# are asked how they begin.
+_SUFFIXES = frozenset((".pt", ".pth", SUFFIX))
 _DIGITS = re.compile(r"\d+")
 
 
@@ -70,36 +73,38 @@ def find(path: str) -> Checkpoint:
 
 def role(member: str) -> str:
     """What the members of all ranks have in common: their name without its numbers."""
-    return _DIGITS.sub("*", Path(member).with_suffix("").as_posix())
+    return _DIGITS.sub("*", os.path.splitext(member)[0])
 
 
 def pairs(first: Checkpoint, second: Checkpoint) -> list[tuple[str | None, str | None]]:
     """Which members of two checkpoints belong together; None where one has no such member.
 
     Those of the same name do, then those whose names say the same but for how they are written
-    (`rank_0.pt` and `rank0`), then the only ones that are left.
+    (`rank_0.pt` and `rank0`); and two that are alone.
     """
-    found = [(name, name) for name in first.members if name in second.members]
-    rest = [
-        [n for n in one.members if n not in other.members]
-        for one, other in ((first, second), (second, first))
-    ]
-    for key in (_spelling, lambda name: ""):
-        keyed = [{key(n): n for n in left} for left in rest]
-        if any(len(k) < len(left) for k, left in zip(keyed, rest, strict=True)):
-            continue
-        both = [(keyed[0][k], keyed[1][k]) for k in keyed[0] if k in keyed[1]]
-        found += both
-        for place, left in enumerate(rest):
-            rest[place] = [n for n in left if n not in [pair[place] for pair in both]]
-    every = [*found, *((n, None) for n in rest[0]), *((None, n) for n in rest[1])]
-    order = list(first.members)
-    return sorted(every, key=lambda p: order.index(p[0]) if p[0] is not None else len(order))
+    if len(first.members) == len(second.members) == 1:
+        return list(zip(first.members, second.members, strict=True))
+    spelled = _by_spelling(second, first)
+    mine = _by_spelling(first, second)
+    found: list[tuple[str | None, str | None]] = []
+    for name in first.members:
+        key = _spelling(name)
+        same = name if name in second.members else spelled.get(key) if key in mine else None
+        found.append((name, same))
+    taken = {other for _, other in found}
+    return [*found, *((None, name) for name in second.members if name not in taken)]
+
+
+def _by_spelling(one: Checkpoint, other: Checkpoint) -> dict[str, str]:
+    """Spelling -> the only member of that spelling among those that the other does not have."""
+    left = [name for name in one.members if name not in other.members]
+    number = Counter(map(_spelling, left))
+    return {_spelling(name): name for name in left if number[_spelling(name)] == 1}
 
 
 def _spelling(name: str) -> str:
     """A member's name without suffix, capitals, signs and leading zeros."""
-    plain = _DIGITS.sub(lambda m: str(int(m[0])), Path(name).with_suffix("").as_posix())
+    plain = _DIGITS.sub(lambda m: str(int(m[0])), os.path.splitext(name)[0])
     return re.sub(r"[^a-z0-9/]", "", plain.lower())
 
 
@@ -110,9 +115,8 @@ def _folder(path: str, place: Path) -> Checkpoint:
     for folder, below, files in os.walk(place):
         below.sort()
         _add_folder(found, place, Path(folder), below, sorted(files))
-    if list(found.members) and all(n.endswith(INDEX_SUFFIX) for n in found.members):
-        if len(found.members) == 1:
-            found.members = {"": next(iter(found.members.values()))}
+    if len(found.members) == 1 and next(iter(found.members)).endswith(INDEX_SUFFIX):
+        found.members = {"": next(iter(found.members.values()))}
     if not found.members:
         raise Unreadable(
             f"{path}: in this folder there is no checkpoint: no file of torch.save or safetensors, "
@@ -146,6 +150,8 @@ def _add_folder(
         if name in indices:
             found.members[named(name)] = partial(open_indexed, folder / name)
         elif any(shard.fullmatch(name) for shard in shard_names):
+            continue
+        elif not (folder / name).is_file():
             continue
         elif Path(name).suffix in _SUFFIXES or is_torch_file(folder / name):
             found.members[named(name)] = partial(_open_file, folder / name)

@@ -183,6 +183,6 @@ def inside(folder: str, name: str) -> str:
         Unreadable: it leads out of the folder.
     """
     path = os.path.normpath(os.path.join(folder, name))
-    if not path.startswith(os.path.normpath(folder) + os.sep):
+    if not os.path.abspath(path).startswith(os.path.join(os.path.abspath(folder), "")):
         raise Unreadable(f"{folder}: its index names {name!r}, which is not in the folder")
     return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,17 +30,49 @@ def lines(found: Verification) -> Iterator[str]:
     if not found.replicas:
         for label, path in zip("AB", found.paths, strict=True):
             yield f"  {label}: {path}"
-    for member, path in found.missing.items():
+        if os.path.realpath(found.paths[0]) == os.path.realpath(found.paths[1]):
+            yield "  A and B are the same path; --replicas compares the files in it with each other"
+    for member, path in list(found.missing.items())[:_MOST_LINES]:
         yield f"  {member} is missing in {path}"
+    yield from _alike([(m, g) for m, g in found.groups.items() if not _is_told(g)])
+    told = [(m, g) for m, g in found.groups.items() if _is_told(g)]
     left = _MOST_LINES
-    for member, group in found.groups.items():
+    for member, group in told[:_MOST_LINES]:
         yield from _group(member, group, found.replicas, left)
         left = max(0, left - len(group.differences))
-    for member, why in found.unread.items():
+    if len(told) > _MOST_LINES:
+        yield f"  and {len(told) - _MOST_LINES} more files: --json has all of them"
+    for member, why in list(found.unread.items())[:_MOST_LINES]:
         yield f"  {member} was not compared: {why}"
     if found.passed_over:
         names = _few(found.passed_over)
         yield f"  Not compared, as they are no checkpoints or have no counterpart: {names}"
+
+
+def _is_told(group: Compared) -> bool:
+    """Whether there is something to say of one member alone."""
+    return bool(group.differences or group.unread)
+
+
+def _alike(groups: Sequence[tuple[str, Compared]]) -> Iterator[str]:
+    """What is to be said of members that are the same: each line once."""
+    said: dict[str, list[str]] = {}
+    for member, group in groups:
+        for text in _steps(group):
+            said.setdefault(text, []).append(member)
+    for text, members in list(said.items())[:_MOST_LINES]:
+        which = f" (in {_few(members)})" if len(members) < len(groups) else ""
+        yield f"  {text}{which}"
+    yield from _renamed(sum(group.renamed for _, group in groups), "  ")
+
+
+def _renamed(number: int, indent: str) -> Iterator[str]:
+    if number:
+        verb = "differs" if number == 1 else "differ"
+        yield (
+            f"{indent}{_count(number, 'name')} {verb} in what wrappers put into them (`module.`, "
+            "`_orig_mod.` and the like); that counts as the same name"
+        )
 
 
 def _headline(found: Verification) -> Iterator[str]:
@@ -54,7 +87,8 @@ def _headline(found: Verification) -> Iterator[str]:
     elif found.state == DIFFERENT:
         of_tensors = _count(sum(group.differing_tensors for group in groups), "tensor")
         of_values = _count(sum(group.differing_values for group in groups), "value")
-        yield f"They differ in {of_tensors} and {of_values}, of {counted}."
+        absent = f" {_count(len(found.missing), 'file')} missing in one." if found.missing else ""
+        yield f"They differ in {of_tensors} and {of_values}, of {counted}.{absent}"
         yield from (f"  {text}" for text in _where(found))
     else:
         yield f"Not known: {counted} are the same, and something could not be compared."
@@ -66,8 +100,8 @@ def _where(found: Verification) -> Iterator[str]:
     if len(with_any) == 1 and len(found.groups) > 1 and not found.missing:
         yield f"All differences are in {with_any[0]}."
     for group in found.groups.values():
-        of_elements = [d.elements for d in group.differences if d.elements is not None]
-        files = {tuple(e.files) for e in of_elements}
+        tensors = [d for d in group.differences if d.name in group.digests]
+        files = {d.elements.files if d.elements is not None else () for d in tensors}
         if len(files) == 1 and (named := next(iter(files))):
             yield f"All tensors that differ do so in {_few(named)} alone."
         if found.replicas and group.differences:
@@ -88,16 +122,12 @@ def _who(group: Compared) -> str:
 
 def _group(member: str, group: Compared, replicas: bool, left: int) -> Iterator[str]:
     indent = "  "
-    if member and (not replicas or group.differences):
-        state = f"{len(group.differences)} differences" if group.differences else "the same"
-        yield f"{indent}{member if not replicas else _few(group.labels)}: {state}"
+    if member:
+        number = _count(len(group.differences), "difference")
+        yield f"{indent}{member if not replicas else _few(group.labels)}: {number}"
         indent = "    "
-    yield from (f"{indent}{text}" for text in _steps(group))
-    if group.renamed:
-        yield (
-            f"{indent}{_count(group.renamed, 'name')} differ in what wrappers put into them "
-            "(`module.`, `_orig_mod.` and the like); that counts as the same name"
-        )
+    yield from (f"{indent}{text}" for text in list(_steps(group))[:_MOST_LINES])
+    yield from _renamed(group.renamed, indent)
     for difference in group.differences[:left]:
         yield from (f"{indent}{text}" for text in _difference(difference, group.labels))
     if len(group.differences) > left:

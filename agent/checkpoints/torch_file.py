@@ -44,8 +44,9 @@ def _numpy_types() -> list[Any]:
 def is_torch_file(path: Path) -> bool:
     """Whether a file begins as those of `torch.save` do."""
     with path.open("rb") as file:
-        head = file.read(len(_LEGACY))
-    return head.startswith(_ZIP) or head == _LEGACY
+        head = file.read(512)
+    # The first member of the archive, which is there in one that is cut off, too.
+    return (head.startswith(_ZIP) and b"/data.pkl" in head) or head.startswith(_LEGACY)
 
 
 def load(path: Path) -> Any:

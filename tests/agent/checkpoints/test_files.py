@@ -345,3 +345,58 @@ def test_a_folder_of_several_files_one_of_which_cannot_be_read(verify, tmp_path,
     code, text, _, _ = verify(tmp_path / "a", tmp_path / "b", *ignored)
     assert code == 1
     assert f"optimizer.pt is missing in {tmp_path / 'b'}" in text
+
+
+def test_a_folder_with_one_checkpoint_and_that_checkpoint(saved, verify, tmp_path, trained):
+    (tmp_path / "folder").mkdir()
+    saved("folder/model.pt")
+    assert verify(tmp_path / "folder", saved("b.ckpt"))[0] == 0
+    assert verify(saved("b.ckpt", trained[1]), tmp_path / "folder")[0] == 1
+
+
+def test_members_of_other_names_are_not_taken_for_each_other(saved, verify, tmp_path):
+    for name in ("a/rank_0.pt", "a/rank_1.pt", "b/rank_0.pt", "b/rank_2.pt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        saved(name)
+    code, text, found, _ = verify(tmp_path / "a", tmp_path / "b")
+    assert code == 1
+    assert [one["member"] for one in found["missing"]] == ["rank_1.pt", "rank_2.pt"]
+    assert "2 files missing in one" in text
+
+
+def test_what_is_no_checkpoint_in_a_folder_is_passed_over_and_what_is_damaged_is_not(
+    saved, verify, tmp_path
+):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        saved(f"{name}/pytorch_model.bin")
+        (tmp_path / name / "tokenizer.bin").write_bytes(b"tokens")
+        (tmp_path / name / "archive.zip").write_bytes(b"PK\x03\x04 of something else")
+    code, text, found, _ = verify(tmp_path / "a", tmp_path / "b")
+    assert code == 0, text
+    assert found["passed_over"] == ["archive.zip", "tokenizer.bin"]
+    # A file of zeros, as a full disk leaves it.
+    for name in ("a", "b"):
+        (tmp_path / name / "rank_0.pt").write_bytes(bytes(4096))
+    code, text, found, _ = verify(tmp_path / "a", tmp_path / "b")
+    assert code == 2
+    assert [one["member"] for one in found["not_compared"]] == ["rank_0.pt"]
+
+
+def test_long_answers_end(saved, verify, tmp_path):
+    for name, value in (("a", 0.0), ("b", 1.0)):
+        (tmp_path / name).mkdir()
+        for rank in range(40):
+            saved(f"{name}/rank_{rank}.pt", {"x": torch.full((3,), value), "step": rank})
+    code, text, found, _ = verify(tmp_path / "a", tmp_path / "b")
+    assert (code, len(found["groups"])) == (1, 40)
+    assert len(text.splitlines()) < 120
+    assert "and 20 more files" in text
+
+
+def test_the_folder_where_one_is(verify, tmp_path, tensors, monkeypatch):
+    sharded(tmp_path / "a", tensors, save_file)
+    monkeypatch.chdir(tmp_path / "a")
+    code, text, _, complaint = verify(".", tmp_path / "a")
+    assert code == 0, complaint
+    assert "A and B are the same path" in text
