@@ -101,10 +101,7 @@ def compare(labels: Sequence[str], sources: Sequence[Source]) -> Compared:
     """Two checkpoints, or replicas of any number, name by name.
 
     Of more than two, each name's reference is one of those that most of them agree with; of two it
-    is the first.
-
-    Raises:
-        Unreadable: a tensor cannot be read.
+    is the first. A tensor that cannot be read is none of the differences: it is among the unread.
     """
     done = Compared(
         tuple(labels),
@@ -118,7 +115,10 @@ def compare(labels: Sequence[str], sources: Sequence[Source]) -> Compared:
                 done.unread[f"{name} of {label}"] = source.unread[called]
         if any(o in source.unread for source, o in zip(sources, own, strict=True)):
             continue
-        done.differences += _of_name(name, own, sources, done)
+        try:
+            done.differences += list(_of_name(name, own, sources, done))
+        except Unreadable as error:
+            done.unread[name] = str(error)
     return done
 
 

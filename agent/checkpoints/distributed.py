@@ -84,7 +84,10 @@ def open_distributed(folder: Path) -> Source:
     source = Source("torch.distributed.checkpoint")
     for name, described in metadata.state_dict_metadata.items():
         if not isinstance(described, TensorStorageMetadata):
-            source.add(name, _load(folder, stored[MetadataIndex(name)]))
+            try:
+                source.add(name, _load(folder, stored[MetadataIndex(name)]))
+            except Unreadable as error:
+                source.unread[name] = str(error)
             continue
         parts, files = [], []
         for chunk in described.chunks:

@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from rankscope.agent.checkpoints.source import Source
+from rankscope.agent.checkpoints.source import Source, Unreadable
 
 _NAMES = frozenset(
     (
@@ -24,9 +24,6 @@ def stated(source: Source) -> dict[str, tuple[int, int]]:
 
     Those of an optimizer are one counter (`optimizer.state.*.step`): parameters that were frozen
     for a while have taken fewer steps.
-
-    Raises:
-        Unreadable: a counter that is a tensor cannot be read.
     """
     found: dict[str, tuple[int, int]] = {}
     for name in (*source.values, *source.tensors):
@@ -50,7 +47,11 @@ def _number(source: Source, name: str) -> int | None:
         # One number, or one a parameter group.
         if torch.Size(stored.shape).numel() != 1:
             return None
-        value = stored.read().item()
+        try:
+            value = stored.read().item()
+        except Unreadable:
+            # The comparison says so.
+            return None
     if isinstance(value, str) and value.isdecimal() and len(value) < 16:
         # Metadata of safetensors are texts.
         value = int(value)

@@ -118,6 +118,9 @@ class Tools:
             if metric not in there:
                 _no_metric(run, metric, list(there))
             chosen = there[metric][:MOST_SERIES_RANKS] if ranks is None else ranks
+            if missing := sorted(set(chosen) - set(there[metric])):
+                known = ", ".join(map(str, there[metric][: mcp_answers.MOST_RANKS]))
+                raise ToolError(f"{metric} is not of rank {missing[0]}; of ranks {known} it is.")
             query = {
                 "metric": metric,
                 "rank": [str(rank) for rank in chosen],
