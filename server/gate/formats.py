@@ -17,6 +17,8 @@ from rankscope.server.detectors.wording import count
 
 Json = dict[str, Any]
 
+# How the checks are called that compare a run with earlier ones: `regression.loss` and so on.
+REGRESSION = "regression"
 _WIDTH = 100
 # XML 1.0 has no way to write these, and in a terminal they may do things.
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -37,6 +39,8 @@ class Report:
         not_seen: what could not have been seen at the other steps: a sentence, or empty.
         evaluated: whether the server has evaluated all that it has of the run.
         kinds: kinds that were asked for; empty: all.
+        against: what a comparison with earlier runs came to, as JSON; None: none was asked for.
+        beside: what was compared with what: sentences.
     """
 
     run: str
@@ -53,6 +57,8 @@ class Report:
     fail_on: str = "warning"
     kinds: frozenset[str] = frozenset()
     ignored: frozenset[str] = frozenset()
+    against: Mapping[str, Any] | None = None
+    beside: tuple[str, ...] = ()
 
     @property
     def is_being_evaluated(self) -> bool:
@@ -62,16 +68,17 @@ class Report:
     def coverage(self) -> list[str]:
         """What was required, what was not checked and what was sampled: sentences."""
         failed_kinds = [_required(self.required)] if self.required else []
-        if left_out := self.checks_in("not_run"):
+        kinds = [check for check in self.checks if not is_regression(check)]
+        if left_out := [check for check in kinds if check["state"] == "not_run"]:
             reasons = Counter(_reason(check["why"]) for check in left_out)
             why = "; ".join(f"{reason}: {number}" for reason, number in reasons.most_common())
-            of = count(len(self.checks), "kind")
+            of = count(len(kinds), "kind")
             failed_kinds.append(f"Not checked: {len(left_out)} of {of} of alert ({why}).")
         if self.sampled is not None:
             failed_kinds.append(f"Steps sampled in full on every rank: {_share(self.sampled)}.")
         if self.not_seen:
             failed_kinds.append(self.not_seen)
-        return failed_kinds
+        return [*failed_kinds, *self.beside]
 
     def shown(self) -> list[Mapping[str, Any]]:
         """The alerts to report: roots, and whatever is of a kind that was asked for."""
@@ -104,6 +111,11 @@ class Report:
     def checks_in(self, state: str) -> list[Mapping[str, str]]:
         """Checks with that outcome."""
         return [check for check in self.checks if check["state"] == state]
+
+
+def is_regression(check: Mapping[str, str]) -> bool:
+    """Whether a check compares the run with earlier ones."""
+    return check["name"].partition(".")[0] == REGRESSION
 
 
 def _share(sampled: float) -> str:
@@ -155,17 +167,23 @@ def _text_lines(report: Report) -> Iterator[str]:
         checks = [
             c
             for c in report.checks_in(state)
-            if c["name"] not in failed_kinds or state == "not_run"
+            if (c["name"] not in failed_kinds and not is_regression(c)) or state == "not_run"
         ]
         if checks:
             yield ""
             yield f"  {title}:"
         for check in checks:
             yield from _wrapped(f"{check['name']}: {check['why']}", "    ", "")
-    passed = [check["name"] for check in report.checks_in("passed")]
+    passed = [c for c in report.checks_in("passed") if not is_regression(c)]
     if passed:
         yield ""
-        yield from _wrapped(", ".join(passed), "  ", "passed: ")
+        yield from _wrapped(", ".join(check["name"] for check in passed), "  ", "passed: ")
+    # What failed of these is among the reasons.
+    if beside := [c for c in report.checks_in("passed") if is_regression(c)]:
+        yield ""
+        yield "  no worse than the baseline:"
+        for check in beside:
+            yield from _wrapped(f"{check['name']}: {check['why']}", "    ", "")
 
 
 def _omitted(report: Report) -> list[str]:
@@ -210,7 +228,7 @@ def _wrapped(value: str, indent: str, label: str) -> list[str]:
 
 def as_json(report: Report) -> str:
     """One object: run, address, verdict, reasons, what was required, checks and alerts."""
-    body = {
+    body: Json = {
         "run": report.run,
         "address": report.address,
         "verdict": report.verdict,
@@ -223,6 +241,8 @@ def as_json(report: Report) -> str:
         "checks": report.checks,
         "alerts": report.shown(),
     }
+    if report.against is not None:
+        body["against"] = report.against
     return json.dumps(body, indent=2, allow_nan=False)
 
 
@@ -285,7 +305,8 @@ def _case(
 def sarif(report: Report) -> str:
     """SARIF 2.1.0: an alert is a result; what could not be checked is a notification."""
     alerts = report.shown()
-    kinds = sorted({alert["kind"] for alert in alerts})
+    worse = [check for check in report.checks_in("failed") if is_regression(check)]
+    kinds = sorted({alert["kind"] for alert in alerts} | {check["name"] for check in worse})
     notifications = [
         {"level": "note", "message": {"text": f"{check['name']} was not run: {check['why']}"}}
         for check in report.checks_in("not_run")
@@ -312,8 +333,12 @@ def sarif(report: Report) -> str:
             "address": report.address,
             "required": report.required,
             "notChecked": [check["name"] for check in report.checks_in("not_run")],
+            **({} if report.against is None else {"against": report.against}),
         },
-        "results": [_result(report, alert, kinds.index(alert["kind"])) for alert in alerts],
+        "results": [
+            *(_result(report, alert, kinds.index(alert["kind"])) for alert in alerts),
+            *(_worse(report, check, kinds.index(check["name"])) for check in worse),
+        ],
     }
     return json.dumps({"$schema": _SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
 
@@ -338,6 +363,18 @@ def _result(report: Report, alert: Mapping[str, Any], rule: int) -> Json:
     return result
 
 
+def _worse(report: Report, check: Mapping[str, str], rule: int) -> Json:
+    """A measure in which the run is worse than earlier ones."""
+    return {
+        "ruleId": check["name"],
+        "ruleIndex": rule,
+        "level": "error",
+        "message": {"text": f"{check['why']}\n{report.address}"},
+        "partialFingerprints": {"regression/v1": f"{report.run}/{check['name']}"},
+        "hostedViewerUri": report.address,
+    }
+
+
 def github(report: Report) -> str:
     """Workflow commands, which become annotations, and a last line for the log."""
     lines = []
@@ -352,9 +389,11 @@ def github(report: Report) -> str:
         title = _property(f"run {report.run}: {report.verdict}")
         lines.append(f"::{level} title={title}::{_data(untold)}")
     if coverage := report.coverage():
-        left_out = [f"{check['name']}: {check['why']}" for check in report.checks_in("not_run")]
+        told = [c for c in report.checks_in("passed") if is_regression(c)]
+        told += report.checks_in("not_run")
+        lines_of = [f"{check['name']}: {check['why']}" for check in told]
         title = _property(f"run {report.run}: what was checked")
-        lines.append(f"::notice title={title}::{_data(chr(10).join([*coverage, *left_out]))}")
+        lines.append(f"::notice title={title}::{_data(chr(10).join([*coverage, *lines_of]))}")
     # A run's id at the start of a line must not be a workflow command.
     lines.append(f"{report.verdict.upper()}  run {_line(report.run)}  {report.address}")
     return "\n".join(lines)

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from rankscope.server.alerts.verdict import counts
 from rankscope.server.detectors.registry import KINDS
-from rankscope.server.gate.formats import FORMATS, Report
+from rankscope.server.gate.formats import FORMATS, REGRESSION, Report
 from rankscope.server.rest_client import NoAnswer, RestClient, add_server
 
 PASS, FAIL, USAGE, UNREACHABLE, UNDECIDED = range(5)
@@ -42,7 +42,7 @@ class _Ended(Exception):
 
 def gate(argv: Sequence[str]) -> int:
     """Prints the verdict on a run and returns the exit code."""
-    options = _parser().parse_args(argv)
+    options = _options(argv)
     server = _Server(options.server, options.token)
     began = time.monotonic()
     reported = False
@@ -64,11 +64,34 @@ def gate(argv: Sequence[str]) -> int:
             print(f"rankscope gate: waiting up to {left:.0f} s: {message}", file=sys.stderr)
             reported = True
         time.sleep(min(_POLL_SECONDS, left))
+    if report is not None and options.against:
+        try:
+            report = _against(server, report, options)
+        except _Ended as ended:
+            report, code, message = None, ended.code, str(ended)
+        else:
+            code = EXIT_CODES[report.verdict]
     if report is None:
         print(f"rankscope gate: {message}", file=sys.stderr)
     else:
         show(report, options.format)
     return code
+
+
+def _against(server: Answers, report: Report, options: argparse.Namespace) -> Report:
+    """The verdict with what the comparison with earlier runs adds.
+
+    Raises:
+        _Ended: the server does not answer.
+    """
+    from rankscope.server.gate import against
+
+    try:
+        return against.with_baseline(server, report, options)
+    except _Ended as ended:
+        if ended.code != UNDECIDED:
+            raise
+        return against.not_compared(report, str(ended))
 
 
 def show(report: Report, form: str) -> None:
@@ -77,6 +100,26 @@ def show(report: Report, form: str) -> None:
         # A log that cannot show a letter must not turn a verdict into a traceback.
         sys.stdout.reconfigure(errors="backslashreplace")
     print(FORMATS[form](report))
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.run in options.against:
+        parser.error(f"{options.run!r} is the run itself, and no baseline for it")
+    # What is compared with a baseline is no kind of alert: the server does not know it.
+    options.measures = options.ignored_measures = ()
+    if options.against:
+        options.kind, options.measures = _split(options.kind)
+        options.ignore, options.ignored_measures = _split(options.ignore)
+    return options
+
+
+def _split(kinds: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Kinds of alerts, and names of measures without `regression.`."""
+    prefix = f"{REGRESSION}."
+    measures = [kind.removeprefix(prefix) for kind in kinds if kind.startswith(prefix)]
+    return [kind for kind in kinds if not kind.startswith(prefix)], measures
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -94,6 +137,24 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="how long to wait for the server, the run and its end (default: 0); the evaluation of "
         "a run that has ended is waited for anyway",
+    )
+    parser.add_argument(
+        "--against",
+        type=_baseline,
+        default=(),
+        metavar="BASELINE",
+        help="compare with earlier runs, too, and fail where this one trains worse: a run's id, "
+        "several with commas between them (other seeds of the same training), or project:NAME, the "
+        "newest 20 finished runs of a project that passed; --kind and --ignore take the names of "
+        "these checks, regression.loss and so on",
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=_part,
+        default=0.02,
+        metavar="SHARE",
+        help="by what share of the baseline's loss or accuracy a run may be worse, whatever the "
+        "spread of the baseline is (default: 0.02)",
     )
     add_judging(parser)
     return parser
@@ -134,6 +195,26 @@ def _kind(text: str) -> str:
     close = difflib.get_close_matches(text, KINDS, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else f"; the kinds are {', '.join(KINDS)}"
     raise argparse.ArgumentTypeError(f"there is no kind {text!r}{hint}")
+
+
+def _baseline(text: str) -> tuple[str, ...]:
+    # A project may have a comma in its name.
+    names = [text] if text.startswith("project:") else text.split(",")
+    if any(name.strip() in ("", ".", "..", "project:") for name in names):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no baseline: write RUN, RUN,RUN,RUN or project:NAME"
+        )
+    return tuple(dict.fromkeys(name.strip() for name in names))
+
+
+def _part(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share: write 0.02 for 2 %")
+    return share
 
 
 def _seconds(text: str) -> float:

@@ -1,0 +1,69 @@
+"""Small classifiers on data with noisy labels, one after the other: `RUN SEED KIND` each.
+
+A further model of a process is a run of its own, whose id is given here.
+"""
+
+import sys
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from rankscope import agent
+
+STEPS, BATCH, EVERY = 160, 256, 40
+FEATURES, CLASSES = 16, 4
+# Slow steps are so long that the load of the machine hardly matters.
+LOADING_S, LOADING_SLOWLY_S = 0.002, 0.04
+
+
+def data(number, samples):
+    """Samples of a fixed teacher; a tenth of the labels are wrong."""
+    teacher = torch.randn(FEATURES, CLASSES, generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(number)
+    x = torch.randn(samples, FEATURES, generator=generator)
+    y = (x @ teacher).argmax(1)
+    wrong = torch.rand(samples, generator=generator) < 0.1
+    return x, torch.where(wrong, torch.randint(0, CLASSES, (samples,), generator=generator), y)
+
+
+def train(run, seed, kind):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(FEATURES, 48), nn.ReLU(), nn.Linear(48, CLASSES))
+    rate = 0.02 if kind == "worse" else 0.1
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.5)
+    monitor = agent.attach(model, optimizer, run=run)
+    (x, y), held_out = data(2, 16384), data(3, 4096)
+    for step in range(STEPS):
+        batch = torch.randint(0, len(x), (BATCH,))
+        time.sleep(LOADING_SLOWLY_S if kind == "slow" else LOADING_S)
+        loss = functional.cross_entropy(model(x[batch]), y[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % EVERY == EVERY - 1:
+            model.eval()
+            with torch.no_grad():
+                nn.CrossEntropyLoss()(model(held_out[0]), held_out[1])
+            model.train()
+    monitor.close()
+
+
+def only_timed(run):
+    """A training that reports nothing of what it learns."""
+    monitor = agent.start(run=run)
+    for _ in range(STEPS):
+        time.sleep(LOADING_S)
+        monitor.step()
+    monitor.close()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for wanted in sys.argv[1:]:
+        name, number, sort = wanted.split(":")
+        if sort == "only-timed":
+            only_timed(name)
+        else:
+            train(name, int(number), sort)
