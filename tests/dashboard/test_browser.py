@@ -9,6 +9,8 @@ import pytest
 
 from rankscope.agent import wire
 from rankscope.dashboard.figures import DARK, LIGHT
+from rankscope.server.commands.client import Server
+from rankscope.server.commands.run_facts import headline, load
 from tests.support.browser import (
     HOW_TO_INSTALL,
     find_chromium,
@@ -534,3 +536,15 @@ def test_a_server_that_goes_away_is_reported_and_its_return_too(browser, tmp_pat
         assert "cannot be reached" in watched.page.inner_text("#error-notice")
         service.start()
         watched.page.wait_for_selector("#error-notice", state="hidden")
+
+
+@pytest.mark.parametrize("run", [BROKEN, HEALTHY, MARKUP, TOLD], ids=lambda run: run.run[:7])
+def test_the_terminal_has_the_headline_of_the_page(open_page, server, run):
+    # The page makes its own, which knows the reader's clock; two that differ would be two answers.
+    page = open_page(f"/runs/{quote(run.run, safe='')}")
+    page.wait_for_selector("#headline h1")
+    said = headline(load(Server(server), run.run))
+    sign = page.locator("#headline .state .sign").inner_text()
+    word = page.locator("#headline .state").inner_text().removeprefix(sign).strip()
+    assert (word, page.locator("#headline h1").inner_text()) == (said.word, said.title)
+    assert f"is-{said.tone}" in page.locator("#headline").get_attribute("class").split()
