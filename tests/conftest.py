@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -37,6 +38,9 @@ with contextlib.suppress(ImportError):
 
     for part in ("connect", "read", "write", "pool"):
         setattr(DEFAULT_TIMEOUT_CONFIG, part, 60.0)
+# Hundreds of processes are started here: each would compile all of our modules again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 _TURNS = pytest.StashKey[parallel.Turns]()
 

@@ -28,7 +28,11 @@ SLACK_SECONDS = 0.5
 @pytest.fixture(scope="session")
 def alone() -> str:
     """What the training comes to without the agent."""
-    return saboteur.train().digest
+    digest = saboteur.train().digest
+    # What that has imported, the garbage collector need not go through after each test.
+    gc.collect()
+    gc.freeze()
+    return digest
 
 
 class House:
