@@ -38,6 +38,7 @@ with contextlib.suppress(ImportError):
 
     for part in ("connect", "read", "write", "pool"):
         setattr(DEFAULT_TIMEOUT_CONFIG, part, 60.0)
+
 # Hundreds of processes are started here: each would compile all of our modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
