@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -86,7 +87,7 @@ def examine(asked: Mapping[str, object], environ: Mapping[str, str]) -> Iterator
     yield _torch()
     try:
         options = resolve(asked, environ)
-    except (TypeError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         # Without options there is no server to ask and no spool to examine.
         yield Line("options", FAILED, str(error), "attach would raise the same")
         return
@@ -220,9 +221,9 @@ def _clock(date: str | None, began: float, ended: float) -> Iterator[Line]:
 def _spool(folder: Path) -> Line:
     # As the agent would make it; the folder itself is its business.
     place = folder
-    while not place.exists():
-        place = place.parent
     try:
+        while not place.exists():
+            place = place.parent
         with tempfile.NamedTemporaryFile(dir=place):
             pass
     except OSError as error:
@@ -236,13 +237,19 @@ def _spool(folder: Path) -> Line:
 
 
 def _waiting(folder: Path) -> Iterator[Line]:
-    files = [SpoolFolder(place) for place in folders_below(folder)]
-    sizes = [one.size(seq) for one in files for seq in one.sequence()]
+    by_process: list[list[int]] = []
+    # That it cannot be read is said of the spool; of a process that ends, its folder may be gone.
+    with contextlib.suppress(OSError):
+        for place in folders_below(folder):
+            with contextlib.suppress(OSError):
+                one = SpoolFolder(place)
+                by_process.append([one.size(seq) for seq in one.sequence()])
+    sizes = [size for of_process in by_process for size in of_process]
     if not sizes:
         yield Line("waiting batches", OK, "none")
         return
     number = f"{len(sizes)} batch{'es' if len(sizes) > 1 else ''}, {sum(sizes) / 1e6:.1f} MB"
-    processes = f"{len(files)} process{'es' if len(files) > 1 else ''}"
+    processes = f"{len(by_process)} process{'es' if len(by_process) > 1 else ''}"
     yield Line(
         "waiting batches",
         WARNING,

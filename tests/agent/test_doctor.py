@@ -149,3 +149,14 @@ def test_the_kernel_in_use_is_named(server, tmp_path, monkeypatch):
     monkeypatch.setattr(kernel, "load", lambda: None)
     line = examined(server, tmp_path)["fingerprint kernel"]
     assert (line.state, line.text.startswith("numpy")) == ("warning", True)
+
+
+def test_a_spool_that_cannot_be_looked_at(tmp_path):
+    lines = examined("http://127.0.0.1:9", tmp_path / ("x" * 300) / "spool")
+    assert lines["options"].state == doctor.FAILED
+    assert "too long" in lines["options"].text
+
+
+def test_a_process_that_ends_meanwhile_has_nothing_waiting(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "folders_below", lambda folder: [folder / "gone"])
+    assert examined("http://127.0.0.1:9", tmp_path)["waiting batches"].text == "none"

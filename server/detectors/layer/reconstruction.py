@@ -114,7 +114,10 @@ class ReconstructionState:
 
 def title_of(episode: Episode[Same]) -> str:
     """What is so, in a line."""
-    return f"All inputs are given back as the same output, since step {episode.first_step}"
+    return (
+        "Outputs in the shape of the inputs are the same for all of them, since step "
+        f"{episode.first_step}"
+    )
 
 
 def finding(episode: Episode[Same]) -> Finding:
@@ -129,14 +132,16 @@ def finding(episode: Episode[Same]) -> Finding:
             "The model returns something in the shape of what it is given, and for all samples of "
             f"a batch nearly the same: the directions have a spread of {number(facts.spread)}, "
             f"while the inputs scatter by {number(facts.inputs)} of their size. The loss stands "
-            f"still at {number(facts.loss)}. The code between both says nothing of the input "
-            "(posterior collapse, in a variational autoencoder), or the output does not use it."
+            f"still at {number(facts.loss)}. If it is a reconstruction, the code between both says "
+            "nothing of the input (posterior collapse, in a variational autoencoder), or the "
+            "output does not use it; a mask that is empty on most samples looks the same."
         ),
         remedy=(
             "Give the term that holds the code at its prior (KL, commitment, sparsity) less "
             "weight, warm it up from 0, or leave it some free bits; check that it is summed or "
             "averaged over the same things as the reconstruction. Else look for what cuts the "
-            "decoder off: a detached code, dead units, a code of the wrong sample."
+            "decoder off: a detached code, dead units, a code of the wrong sample. Nothing, if such "
+            "outputs are meant to be nearly the same."
         ),
         evidence={
             "reconstruction_spread": facts.spread,
