@@ -140,8 +140,8 @@ def finding(episode: Episode[Same]) -> Finding:
             "Give the term that holds the code at its prior (KL, commitment, sparsity) less "
             "weight, warm it up from 0, or leave it some free bits; check that it is summed or "
             "averaged over the same things as the reconstruction. Else look for what cuts the "
-            "decoder off: a detached code, dead units, a code of the wrong sample. Nothing, if such "
-            "outputs are meant to be nearly the same."
+            "decoder off: a detached code, dead units, a code of the wrong sample. Nothing, if "
+            "such outputs are meant to be nearly the same."
         ),
         evidence={
             "reconstruction_spread": facts.spread,
