@@ -155,8 +155,12 @@ def compare_bits(connection: Connection, *, runs: tuple[int, int], end: int) -> 
     begin = 0
     while first is None and begin <= end:
         last = min(begin + _WINDOW - 1, end)
+        known = sum(search.sampled)
         first = search.window(begin, last)
         begin = last + 1
+        if sum(search.sampled) == known:
+            # Nothing there: some count tokens as steps, and there may be billions of such windows.
+            begin = _next(connection, runs, begin, end)
     steps = np.unique(np.concatenate(search.met)) if search.met else np.empty(0, np.int64)
     if first is not None:
         # Those beyond it were read with it, and nobody looked.
@@ -175,6 +179,12 @@ def compare_bits(connection: Connection, *, runs: tuple[int, int], end: int) -> 
     named, at = search.named(first, end)
     before = int(earlier[-1]) if len(earlier) else None
     return replace(bits, before=before, tensors=named, named_at=at)
+
+
+def _next(connection: Connection, runs: tuple[int, int], begin: int, end: int) -> int:
+    """The first step from `begin` on at which either run has something; beyond `end` for none."""
+    found = [digests.next_step(connection, run=run, after=begin) for run in runs]
+    return min((step for step in found if step is not None), default=end + 1)
 
 
 def _steps_of(keys: Iterable[FingerprintKey]) -> Int64:

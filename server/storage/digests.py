@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from rankscope.agent import wire
 from rankscope.agent.wire import STAGES
 from rankscope.server.storage import attempts, schema, series
+from rankscope.server.storage.dictionary import read_layouts
 from rankscope.server.storage.fingerprints import fingerprint_of, load_contents
+from rankscope.server.storage.packing import unpack_steps
 from rankscope.server.storage.tables import load_tables
 from rankscope.server.window import Digests, FingerprintKey
 
@@ -34,6 +36,28 @@ def read_digests(connection: Connection, *, run: int, first: int, last: int) -> 
             # Stored as they came: eight bytes that are no float.
             found[stage, one.rank] = (one.steps, one.values.view(np.uint64))
     return found
+
+
+def next_step(connection: Connection, *, run: int, after: int) -> int | None:
+    """The first step from `after` on at which any rank has a digest or a fingerprint, if any."""
+    m, c, f = schema.metric.c, schema.chunk.c, schema.fingerprint.c
+    wanted = select(m.id).where(m.run == run, m.kind == "word", m.name.in_(STAGES))
+    numbers = set(connection.scalars(wanted))
+    layouts = [n for n, of in read_layouts(connection, run=run).items() if numbers & set(of)]
+    there = (c.run == run, c.layout.in_(layouts))
+    reach = select(c.first_step, c.points, c.steps).where(
+        *there, c.first_step < after, c.last_step >= after
+    )
+    found = [
+        connection.scalar(select(func.min(c.first_step)).where(*there, c.first_step >= after)),
+        connection.scalar(
+            select(func.min(f.step)).where(f.run == run, f.stage.in_(STAGES), f.step >= after)
+        ),
+    ]
+    for row in connection.execute(reach):
+        steps = unpack_steps(row.steps, row.first_step, row.points)
+        found.append(int(steps[steps >= after].min()))
+    return min((step for step in found if step is not None), default=None)
 
 
 def fingerprint_rows(
