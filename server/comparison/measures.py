@@ -46,6 +46,7 @@ class Measured:
             is worse.
         steps: first and last step of what was compared.
         target: the loss that was to be reached; else NaN.
+        quantile: of the lengths of steps, the one that is compared; else NaN.
         runs: the baselines that it was compared with.
         values: of each of them.
     """
@@ -58,6 +59,7 @@ class Measured:
     bound: float = math.nan
     steps: tuple[int, int] | None = None
     target: float = math.nan
+    quantile: float = math.nan
     runs: tuple[str, ...] = ()
     values: tuple[float, ...] = ()
 

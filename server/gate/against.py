@@ -59,9 +59,11 @@ def with_baseline(server: Answers, report: Report, options: argparse.Namespace) 
             )
     others = [_Run.of(server, name) for name in names]
     machine, alike = _machine(run, others)
+    # Beyond the end of the other side nothing is compared, and with it points would be coarser.
+    baseline = [one.recorded(server, to=run.last, machine=one in alike) for one in others]
     found = compared(
-        run.recorded,
-        [one.recorded if one in alike else _without_machine(one.recorded) for one in others],
+        run.recorded(server, to=max(one.last for one in others), machine=True),
+        baseline,
         tolerance=options.tolerance,
         no_measure=_no_measure(server, run),
         other_machine=machine,
@@ -146,26 +148,33 @@ def _missing(found: Compared, options: argparse.Namespace) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Run:
-    """A run as the server has it."""
+    """A run as the server has it: itself, and the metrics that it has recorded."""
 
+    path: str
     about: Json
     metrics: frozenset[str]
-    recorded: Recorded
 
     @classmethod
     def of(cls, server: Answers, name: str) -> _Run:
         path = f"/runs/{quote(name, safe='')}"
-        about = server.get(path)
-        metrics = frozenset(
-            metric["name"]
-            for metric in server.get(f"{path}/metrics", [("tensors", "false")])["items"]
-        )
+        listed = server.get(f"{path}/metrics", [("tensors", "false")])["items"]
+        return cls(path, server.get(path), frozenset(metric["name"] for metric in listed))
+
+    @property
+    def last(self) -> int:
+        return max(0, int(self.about["last_step"]))
+
+    def recorded(self, server: Answers, *, to: int, machine: bool) -> Recorded:
+        """Its courses up to a step; those of times and memory where the machine compares."""
         courses = {}
-        for metric in _wanted(metrics):
-            course = _course(server, path, metric, _some(about["ranks"]))
+        for metric in _wanted(self.metrics):
+            # Without a loss the steps are known from the times alone.
+            if not machine and metric in (STEP_SECONDS, *MEMORY) and LOSS in self.metrics:
+                continue
+            course = _course(server, self.path, metric, _some(self.about["ranks"]), to)
             if len(course.steps):
                 courses[metric] = course
-        return cls(about, metrics, Recorded(name, courses))
+        return Recorded(str(self.about["id"]), courses)
 
 
 def _wanted(metrics: frozenset[str]) -> list[str]:
@@ -180,9 +189,9 @@ def _some(ranks: Sequence[int]) -> list[int]:
     return [ranks[i] for i in np.linspace(0, len(ranks) - 1, _RANKS).round().astype(int)]
 
 
-def _course(server: Answers, path: str, metric: str, ranks: Sequence[int]) -> Course:
+def _course(server: Answers, path: str, metric: str, ranks: Sequence[int], to: int) -> Course:
     points = max(200, min(2000, _POINTS // max(1, len(ranks))))
-    query = [("metric", metric), ("max_points", str(points))]
+    query = [("metric", metric), ("max_points", str(points)), ("to_step", str(to))]
     read = server.get(f"{path}/series", [*query, *(("rank", str(rank)) for rank in ranks)])
     what = "max" if metric in MEMORY else "values"
     series = [
@@ -261,16 +270,9 @@ def _machine_text(machine: tuple[int, str, str]) -> str:
     return count(size, "rank") + (f" on {on}" if on else "")
 
 
-def _without_machine(recorded: Recorded) -> Recorded:
-    courses = {m: c for m, c in recorded.courses.items() if m not in (STEP_SECONDS, *MEMORY)}
-    # Without a loss the steps are known from the times alone.
-    return replace(recorded, courses=courses) if LOSS in courses else recorded
-
-
 def _no_measure(server: Answers, run: _Run) -> str:
     """Why the loss does not say how well a run learns; empty: it does."""
-    path = f"/runs/{quote(run.recorded.name, safe='')}"
-    settings = server.get(f"{path}/verdict").get("settings") or {}
+    settings = server.get(f"{run.path}/verdict").get("settings") or {}
     profile = settings.get("profile") or profiles.recognised(run.metrics)
     if profile in _NO_MEASURE:
         return f"the loss is {profiles.PROFILES[profile].what} (profile {profile})"

@@ -24,7 +24,10 @@ def sentence(measure: Measured) -> str:
     if measure.name == STEPS_TO_LOSS:
         return _reached(measure)
     if measure.name == STEP_SECONDS:
-        value = f"the median step took {duration(measure.value)} ({_steps(measure)}), "
+        took = "the median step took"
+        if measure.quantile != 0.5:
+            took = f"all but {percent(measure.quantile)} of the steps took more than"
+        value = f"{took} {duration(measure.value)} ({_steps(measure)}), "
         return f"{value}{_beside(measure, duration)}"
     if measure.name in MEMORY:
         value = f"its largest value is {size(measure.value)} ({_steps(measure)}), "

@@ -20,6 +20,7 @@ class Training:
         noise: of a batch, as a share of the loss; `depends` on the batch before.
         seeds, speed: spread of the level and of the number of steps between seeds.
         floor, falls, pace: where the loss ends, from how far above, in how many steps.
+        busy: share of the steps in which the machine had something else to do.
         worse, slower, longer, larger: factors of the loss, steps, times, memory.
         starts: whether the loss falls to below 0.
     """
@@ -33,6 +34,7 @@ class Training:
     falls: float = 2.0
     pace: float = 50.0
     machine: float = 0.1
+    busy: float = 0.0
     worse: float = 1.0
     slower: float = 1.0
     longer: float = 1.0
@@ -51,6 +53,7 @@ class Training:
         loss = course * np.exp(self.noise * noise) - self.negative
         machine = self.longer * np.exp(self.machine * random.standard_normal())
         seconds = 0.01 * machine * np.exp(0.1 * random.standard_normal(self.steps))
+        seconds *= np.where(random.random(self.steps) < self.busy, 8.0, 1.0)
         memory = 5e8 * self.larger * np.exp(0.01 * random.standard_normal(self.steps))
         evaluations = steps[steps % 40 == 39]
         right = 1 - 0.2 * (course[evaluations] - 0.3) * np.exp(
@@ -74,16 +77,21 @@ def states(run, baseline, **options):
     return {m.name: m.state for m in found.measures}
 
 
-def failures(training, other, *, runs, trials):
-    """How often each measure failed, and `any`, where a run of the other is held against runs."""
+def failures(training, other, *, runs, trials, not_run=0):
+    """How often each measure failed, and `any`, where a run of the other is held against runs.
+
+    `not_run` is how many of them have a measure that could not be made.
+    """
     counted = Counter()
+    left_out = 0
     for trial in range(trials):
         random = np.random.default_rng(1000 * runs + trial)
         baseline = [training.run(f"b{i}", random) for i in range(runs)]
         found = states(other.run("r", random), baseline)
-        assert set(found.values()) <= {"passed", "failed"}
+        left_out += "not_run" in found.values()
         failed = [name for name, state in found.items() if state == "failed"]
         counted.update([*failed, *(["any"] if failed else [])])
+    assert left_out == not_run
     return counted
 
 
@@ -101,8 +109,8 @@ SORTS = {
 @pytest.mark.parametrize("runs", [1, 3, 10])
 @pytest.mark.parametrize("sort", SORTS)
 def test_another_seed_of_the_same_training_passes(sort, runs):
-    found = failures(SORTS[sort], SORTS[sort], runs=runs, trials=60)
-    assert found["any"] <= 3, found
+    found = failures(SORTS[sort], SORTS[sort], runs=runs, trials=40)
+    assert found["any"] <= 2, found
 
 
 WORSE = {
@@ -133,6 +141,15 @@ def test_much_worse_is_found_with_one_run():
     found = failures(PLAIN, much, runs=1, trials=20)
     assert found["loss"] >= 19, found
     assert found["step_seconds"] >= 19, found
+
+
+def test_a_busy_machine_is_no_slower_training():
+    """Most steps of the run are long, of the baseline few; those that are short are as short."""
+    busy = replace(PLAIN, busy=0.7)
+    found = failures(replace(PLAIN, busy=0.1), busy, runs=3, trials=20, not_run=20)
+    assert not found["step_seconds"]
+    slower = failures(replace(PLAIN, busy=0.5), replace(busy, longer=2.0), runs=10, trials=20)
+    assert slower["step_seconds"] >= 18, slower
 
 
 def test_better_passes():
