@@ -28,10 +28,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tolerance", type=float, default=0.02)
+    parser.add_argument("--only", nargs="*", default=list(sorts()))
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    for name, sort in sorts().items():
+    for name in options.only:
+        sort = sorts()[name]
         kept = options.folder / f"{name.replace(' ', '-')}.pickle"
         if not kept.exists():
             good = [recorded(sort, seed) for seed in range(GOOD)]
