@@ -149,6 +149,7 @@ class _Held:
         digest: of its bits.
         value: of what is no tensor.
         is_value: whether there is such.
+        file: that has the value, of several.
         key: equal where checkpoints hold the same.
     """
 
@@ -157,6 +158,7 @@ class _Held:
         self.digest: int | None = None
         self.value: Any = None
         self.is_value = False
+        self.file = ""
         self.key: Hashable = None
         if name is None:
             return
@@ -166,6 +168,7 @@ class _Held:
             self.key = (tensor.shape, tensor.dtype, self.digest)
             return
         self.value, self.is_value = source.values[name], True
+        self.file = source.value_files.get(name, "")
         self.key = _key(self.value)
 
     @property
@@ -198,7 +201,8 @@ def _difference(name: str, reference: _Held, other: _Held, places: tuple[int, in
         return made(EXTRA)
     if reference.tensor is None or other.tensor is None:
         kind = VALUE if reference.is_value and other.is_value else TYPE
-        return made(kind)
+        files = dict.fromkeys(one.file for one in (reference, other) if one.file)
+        return made(kind, note=f"in {' and '.join(files)}" if files else "")
     if reference.tensor.shape != other.tensor.shape:
         return made(SHAPE)
     a, b = reference.tensor.read(), other.tensor.read()

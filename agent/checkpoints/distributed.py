@@ -85,7 +85,8 @@ def open_distributed(folder: Path) -> Source:
     for name, described in metadata.state_dict_metadata.items():
         if not isinstance(described, TensorStorageMetadata):
             try:
-                source.add(name, _load(folder, stored[MetadataIndex(name)]))
+                one = stored[MetadataIndex(name)]
+                source.add(name, _load(folder, one), one.relative_path)
             except Unreadable as error:
                 source.unread[name] = str(error)
             continue

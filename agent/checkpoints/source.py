@@ -34,6 +34,8 @@ DAMAGED = (
     tarfile.TarError,
     zipfile.BadZipFile,
 )
+# Bytes of an element of numpy that torch has, too: a complex number of two float64.
+_WIDEST = 16
 
 
 class Unreadable(Exception):
@@ -87,12 +89,14 @@ class Source:
         tensors: by dotted name.
         values: numbers, texts and whatever else is no tensor, by dotted name.
         unread: dotted name -> why it cannot be compared.
+        value_files: of values, dotted name -> the file, where the source has several.
     """
 
     format: str
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
+    value_files: dict[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -106,6 +110,7 @@ class Source:
             {name: tensor for name, tensor in self.tensors.items() if not ignored(name)},
             {name: value for name, value in self.values.items() if not ignored(name)},
             {name: why for name, why in self.unread.items() if not ignored(name)},
+            self.value_files,
         )
 
     def add(self, prefix: str, value: Any, file: str = "") -> None:
@@ -121,12 +126,15 @@ class Source:
 
     def _add_leaf(self, name: str, leaf: Any, file: str) -> None:
         if isinstance(leaf, np.ndarray):
-            if leaf.dtype.kind not in "biufc":
+            if leaf.dtype.kind not in "biufc" or leaf.dtype.itemsize > _WIDEST:
                 self.values[name] = leaf.tolist()
                 return
-            leaf = torch.from_numpy(np.ascontiguousarray(leaf))
+            native = leaf.dtype.newbyteorder("=")
+            leaf = torch.from_numpy(np.array(leaf, dtype=native, order="C"))
         if not isinstance(leaf, torch.Tensor):
             self.values[name] = leaf
+            if file:
+                self.value_files[name] = file
             return
         if reason := _unfit(leaf):
             self.unread[name] = reason
@@ -160,7 +168,7 @@ def _leaves(name: str, value: Any, above: tuple[int, ...]) -> Iterator[tuple[str
         return
     if not inner:
         # That there is nothing is to be compared, too.
-        yield name, type(value)()
+        yield name, {} if isinstance(value, dict) else []
     for key, one in inner:
         yield from _leaves(f"{name}.{key}" if name else key, one, (*above, id(value)))
 

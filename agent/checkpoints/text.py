@@ -176,7 +176,8 @@ def _difference(found: Difference, labels: Sequence[str]) -> Iterator[str]:
         yield f"{found.name} ({found.there[0]})"
         yield f"    {_elements(found.elements, here, there)}"
     else:
-        yield f"{found.name}: {found.there[0]} in {here}, {found.there[1]} in {there}"
+        note = f"; {found.note}" if found.note else ""
+        yield f"{found.name}: {found.there[0]} in {here}, {found.there[1]} in {there}{note}"
 
 
 def _elements(found: ElementDifference, here: str, there: str) -> str:

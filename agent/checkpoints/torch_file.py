@@ -30,7 +30,7 @@ def _numpy_types() -> list[Any]:
     The states of random generators are such; Transformers allows the same.
     """
     core = getattr(np, "_core", None) or np.core
-    dtypes = {type(np.dtype(code)) for code in "?bBhHiIlLqQefdgFD"}
+    dtypes = {type(np.dtype(code)) for code in "?bBhHiIlLqQefdgFDSU"}
     return [
         core.multiarray._reconstruct,
         core.multiarray.scalar,

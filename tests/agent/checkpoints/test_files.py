@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -400,3 +401,20 @@ def test_the_folder_where_one_is(verify, tmp_path, tensors, monkeypatch):
     code, text, _, complaint = verify(".", tmp_path / "a")
     assert code == 0, complaint
     assert "A and B are the same path" in text
+
+
+def test_arrays_of_numpy_and_empty_containers(saved, verify):
+    def arrays(last, empty):
+        return {
+            "big": np.arange(4, dtype=">f4"),
+            "number": np.array(2.5),
+            "names": np.array(["a", last]),
+            "none": empty,
+        }
+
+    first = saved("a.pt", arrays("b", {}))
+    code, text, found, _ = verify(first, saved("b.pt", arrays("b", OrderedDict())))
+    assert code == 0, text
+    assert set(found["groups"][0]["digests"]) == {"big", "number"}
+    code, _, found, _ = verify(first, saved("b.pt", arrays("c", [])))
+    assert (code, set(differences(found))) == (1, {"names", "none"})
