@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -27,7 +28,11 @@ MEMORY = (
 # By how much longer a step has to be: what `throughput.dropped` asks for, for the same
 # reason (400 healthy runs on a busy machine). And what is assumed of the spread between runs.
 _SLOWER, _ASSUMED_SLOWER = 0.5, 0.1
-_SHORTEST = 0.1
+_SHORTEST = 0.02
+# Of what changes within a run so much is taken to be left in it as a whole. Of 200 draws of equal
+# runs, with five processes a core beside them, none failed then, and of those with steps twice as
+# long 160 to 192 did; with ten processes a core 4 to 8 failed, where without it 10 to 32 did.
+_DRIFT = 0.5
 # Of memory: what allocators and libraries do differs by some per cent, the rest is the training's.
 _LARGER, _ASSUMED_LARGER = 0.1, 0.02
 # Share of the steps at which connections and caches are made.
@@ -37,29 +42,27 @@ _WARM_UP = 0.1
 def step_seconds(sides: Sides) -> Measured:
     """The length of a step, without those of the warm-up.
 
-    What else a machine does makes some steps long, or most of them: their median differs by several
-    times between equal runs. The shortest tenth stays what the training itself takes (between 30
-    runs of it, on two cores with ten times as much to do, a spread of 0.12 in place of 0.96). So a
-    run is slower where both are.
+    What else a machine does makes some steps long, or most of them: medians differ by several times
+    between equal runs (30 of them on two cores with ten times as much to do: a spread of 0.96). The
+    shortest steps stay what the training itself takes (0.1): a run is slower where they are longer.
+    By how much they change within a run shows how much else there is to do, and widens the band.
 
     Raises:
         NotMeasured: too few steps were timed, or only a part of them are slow.
     """
     sides = sides.having(STEP_SECONDS)
     begin = sides.first + math.ceil(_WARM_UP * sides.span)
-    lengths = []
+    timed = []
     for one in sides.runs:
         course = one.courses[STEP_SECONDS]
         values = course.values[(course.steps >= begin) & np.isfinite(course.values)]
-        if len(values) < FEWEST or not np.quantile(values, _SHORTEST) > 0:
+        if len(values) < FEWEST or not values.min() > 0:
             raise NotMeasured(f"fewer than {FEWEST} steps of {one.name} were timed")
-        lengths.append(np.quantile(values, [_SHORTEST, 0.5]))
+        timed.append(values)
     ends = begin, sides.last
     shortest, median = (
-        replace(
-            _judged(sides, STEP_SECONDS, values, _SLOWER, _ASSUMED_SLOWER, ends), quantile=quantile
-        )
-        for values, quantile in zip(np.array(lengths).T, (_SHORTEST, 0.5), strict=True)
+        replace(_timed(sides, timed, quantile, ends), quantile=quantile)
+        for quantile in (_SHORTEST, 0.5)
     )
     if shortest.state == "failed":
         return median if median.state == "failed" else shortest
@@ -67,9 +70,37 @@ def step_seconds(sides: Sides) -> Measured:
         times = median.value / median.expected
         raise NotMeasured(
             f"the median step is {times:.1f} times as long as the baseline's, and the shortest "
-            "tenth of the steps are not: the machine was busy, or only a part of the steps is slow"
+            "steps are not: the machine was busy, or only a part of the steps is slow"
         )
     return median
+
+
+def _timed(
+    sides: Sides, timed: Sequence[Float64], quantile: float, ends: tuple[int, int]
+) -> Measured:
+    """Quantiles of the lengths of steps of the run and its baseline, beside each other."""
+    values = np.array([np.quantile(one, quantile) for one in timed])
+    drift = np.array([_DRIFT * _change(one, quantile) for one in timed])
+    return judged(
+        STEP_SECONDS,
+        sides,
+        values,
+        band(
+            np.log(values[1:]),
+            assumed=math.hypot(_ASSUMED_SLOWER, float(drift[1:].mean())),
+            noisier=float(drift[0]),
+        ),
+        tolerance=max(_SLOWER, sides.tolerance),
+        steps=ends,
+        scale=Scale(),
+    )
+
+
+def _change(lengths: Float64, quantile: float) -> float:
+    """Spread of the logarithm of a quantile between eighths of a run; 0 where these are short."""
+    if len(lengths) < 8 * 4:
+        return 0.0
+    return float(np.std([math.log(np.quantile(e, quantile)) for e in np.array_split(lengths, 8)]))
 
 
 def peak(sides: Sides, metric: str) -> Measured:
@@ -82,25 +113,13 @@ def peak(sides: Sides, metric: str) -> Measured:
     peaks = np.array([np.nanmax(r.courses[metric].values, initial=0) for r in sides.runs])
     if not (np.isfinite(peaks) & (peaks > 0)).all():
         raise NotMeasured("not every run has a number")
-    ends = sides.first, sides.last
-    return _judged(sides, metric, peaks, _LARGER, _ASSUMED_LARGER, ends)
-
-
-def _judged(
-    sides: Sides,
-    metric: str,
-    values: Float64,
-    tolerance: float,
-    assumed: float,
-    ends: tuple[int, int],
-) -> Measured:
     scale = Scale()
     return judged(
         metric,
         sides,
-        values,
-        band(scale.to(values[1:]), assumed=assumed),
-        tolerance=max(tolerance, sides.tolerance),
-        steps=ends,
+        peaks,
+        band(scale.to(peaks[1:]), assumed=_ASSUMED_LARGER),
+        tolerance=max(_LARGER, sides.tolerance),
+        steps=(sides.first, sides.last),
         scale=scale,
     )
