@@ -38,7 +38,7 @@ def still_periodic(
     parameters: Comparison | None,
     version_facts: VersionFacts,
 ) -> bool:
-    """Whether the ranks go on becoming equal at the interval, or between two of its rounds only."""
+    """Whether what is compared at a step fits ranks that become equal at the interval alone."""
     since = step - state.returns[-1]
     if version_facts.joined and since % state.period:
         # There are more rounds than the ones at which they had been examined.
