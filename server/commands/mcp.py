@@ -120,7 +120,7 @@ class Tools:
             chosen = there[metric][:MOST_SERIES_RANKS] if ranks is None else ranks
             if missing := sorted(set(chosen) - set(there[metric])):
                 known = ", ".join(map(str, there[metric][: mcp_answers.MOST_RANKS]))
-                raise ToolError(f"{metric} is not of rank {missing[0]}; of ranks {known} it is.")
+                raise ToolError(f"{metric} has no rank {missing[0]}. It has ranks {known}.")
             query = {
                 "metric": metric,
                 "rank": [str(rank) for rank in chosen],
