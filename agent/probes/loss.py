@@ -85,10 +85,11 @@ class Loss(Probe):
 
     Passes that left this optimizer's gradients alone (another model's) and those whose gradients
     were thrown away again do not count: of these, `passes_discarded` is the number, posted where
-    there are any. Of a closure that is called several times the first call counts, as in what
-    `step` returns. Where no `backward` is called it is what `torch.autograd.grad` was first asked
-    to differentiate by the parameters, and where the optimizer steps in the middle of `backward`,
-    what that started from.
+    there are any, with `loss_divisor` where the trainer divided the losses of all passes of the
+    step by one and the same number. Of a closure that is called several times the first call
+    counts, as in what `step` returns. Where no `backward` is called it is what
+    `torch.autograd.grad` was first asked to differentiate by the parameters, and where the
+    optimizer steps in the middle of `backward`, what that started from.
 
     Leaves `micro_steps`: the number of those backward passes.
 
@@ -278,6 +279,8 @@ class Loss(Probe):
                 count = len(own)
                 if before == len(passes) > count:
                     facts.scalars["passes_discarded"] = before - count
+                    if (divisor := _common([p[1] for p in passes])) != 1.0:
+                        facts.scalars["loss_divisor"] = divisor
             facts.shared["micro_steps"] = count
             facts.scalars["loss"] = value
             if judged is not None and (ratio := judged.ratio()) is not None:

@@ -163,18 +163,24 @@ def constant_answers(
     return Trace("constant answers", seed, each, series, words=words, events=events)
 
 
-def thrown_away(seed: int, *, discarded: int = 3, every: int = 1, games: bool = False) -> Trace:
+def thrown_away(
+    seed: int, *, discarded: int = 3, every: int = 1, games: bool = False, divisor: float = 1.0
+) -> Trace:
     """Steps of two ranks that throw gradients away before they step.
 
     Args:
         discarded: backward passes, at an interval of steps.
         games: another optimizer steps in turns with this one.
+        divisor: what the losses of all passes are divided by.
     """
     random = np.random.default_rng(seed)
     each = np.arange(200)
     loss = np.exp(-each / 50) * (1 + 0.02 * random.standard_normal((2, len(each))))
     series = {"loss": loss, "passes_discarded": np.full(loss.shape, float(discarded))}
-    there = np.broadcast_to(each % every == 0, loss.shape).copy()
+    there = {"passes_discarded": np.broadcast_to(each % every == 0, loss.shape).copy()}
+    if divisor != 1.0:
+        series["loss_divisor"] = np.full(loss.shape, divisor)
+        there["loss_divisor"] = there["passes_discarded"]
     turns = Occurrence(0, 0, "optimizers.turns", "turns", {"optimizers": 2}, 0.0)
     events = (turns,) if games else ()
-    return Trace("thrown away", seed, each, series, {"passes_discarded": there}, events=events)
+    return Trace("thrown away", seed, each, series, there, events=events)

@@ -25,25 +25,39 @@ class DiscardedPolicy(Policy):
             epoch or a repeated pass may be all there is.
         share: share of these steps at which gradients were thrown away, from which on a loop does
             it and not chance.
+        meant: smallest number of passes by which the losses are divided that is taken for
+            accumulation; a half is part of many losses.
     """
 
     size: Observations = 40
     share: Share = 0.9
+    meant: Observations = 3
 
 
 @dataclass(slots=True)
 class Thrown:
-    """Passes thrown away at a step, and those that an optimizer stepped with; medians."""
+    """Medians over the steps that are judged.
+
+    Attributes:
+        discarded: passes thrown away at a step.
+        used: passes that an optimizer stepped with.
+        divisor: number by which the losses of all passes were divided; NaN for none.
+    """
 
     discarded: float
     used: float
+    divisor: float
 
 
 @dataclass(slots=True)
 class DiscardedState:
-    """What `gradient.discarded` remembers: of the last steps, passes thrown away and used."""
+    """What `gradient.discarded` remembers.
 
-    recent: deque[tuple[int, float, float]]
+    Attributes:
+        recent: of the last steps, passes thrown away and used, and what losses were divided by.
+    """
+
+    recent: deque[tuple[int, float, float, float]]
     turns: bool = False
     watch: Watch[Thrown] = field(default_factory=lambda: Watch(clear_after=40))
 
@@ -62,10 +76,13 @@ class GradientDiscarded(Detector[DiscardedState]):
         one rank alone, `desync.progress` reports it.
 
     Severity:
-        Info: sharpness-aware steps and adversarial examples need passes of that sort.
+        Info: sharpness-aware steps and adversarial examples need passes of that sort. Warning where
+        each loss was divided by the number of all passes, three or more: they were meant to add
+        up, and the steps are too small as well.
 
     Evidence:
-        `discarded` and `used` (passes of a step, medians), `share` (of all passes).
+        `discarded` and `used` (passes of a step, medians), `share` (of all passes), `divisor` (of
+        the losses, null for none).
 
     Source:
         The loop that PyTorch's recipe for gradient accumulation warns of.
@@ -74,7 +91,7 @@ class GradientDiscarded(Detector[DiscardedState]):
     kinds: ClassVar[tuple[str, ...]] = ("gradient.discarded",)
     policies: ClassVar[type[Policy]] = DiscardedPolicy
     needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = ("passes_discarded", "micro_steps")
+    wants: ClassVar[tuple[str, ...]] = ("passes_discarded", "micro_steps", "loss_divisor")
 
     policy: DiscardedPolicy
 
@@ -93,45 +110,57 @@ class GradientDiscarded(Detector[DiscardedState]):
             if "loss" not in row:
                 continue
             discarded = row.get("passes_discarded", 0.0)
-            state.recent.append((step, discarded, row.get("micro_steps", 1.0)))
-            some = sum(thrown > 0 for _, thrown, _ in state.recent)
+            divisor = row.get("loss_divisor", math.nan)
+            state.recent.append((step, discarded, row.get("micro_steps", 1.0), divisor))
+            some = _throwing(state)
             full = len(state.recent) == self.policy.size
             if state.turns or not full or some < self.policy.share * self.policy.size:
                 state.watch.good(step)
                 continue
             facts = Thrown(
-                median([thrown for _, thrown, _ in state.recent]),
-                median([used for _, _, used in state.recent if math.isfinite(used)]),
+                median([thrown for _, thrown, _, _ in state.recent]),
+                median([used for _, _, used, _ in state.recent if math.isfinite(used)]),
+                median([by for _, _, _, by in state.recent if math.isfinite(by)] or [math.nan]),
             )
-            first = next(at for at, thrown, _ in state.recent if thrown > 0)
+            first = next(at for at, thrown, _, _ in state.recent if thrown > 0)
             state.watch.bad(step, facts, first_step=first).facts = facts
-        findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
+        meant = self.policy.meant
+        findings = tuple(_finding(e, meant) for e in state.watch.take(window.last_step))
         return Outcome({"gradient.discarded": self._check(window, state)}, findings)
 
     def _check(self, window: Window, state: DiscardedState) -> Check:
         episode = state.watch.open(window.last_step)
         if episode is not None:
-            return Check(Status.OPEN, f"{_finding(episode).title}.")
+            return Check(Status.OPEN, f"{_finding(episode, self.policy.meant).title}.")
         if state.turns:
             why = "Several optimizers step in turns: each throws away what another's loss has left."
             return Check(Status.NOT_APPLICABLE, why)
         if len(state.recent) < self.policy.size:
             why = f"{count(len(state.recent), 'sampled step')} of {self.policy.size} needed."
             return Check(Status.INSUFFICIENT_DATA, why)
-        some = sum(thrown > 0 for _, thrown, _ in state.recent)
-        return Check(
-            Status.OK,
-            f"{some:,} of {count(len(state.recent), 'sampled step')} threw gradients away.",
-        )
+        steps = count(len(state.recent), "sampled step")
+        return Check(Status.OK, f"{_throwing(state):,} of {steps} threw gradients away.")
 
 
-def _finding(episode: Episode[Thrown]) -> Finding:
+def _throwing(state: DiscardedState) -> int:
+    return sum(thrown > 0 for _, thrown, _, _ in state.recent)
+
+
+def _finding(episode: Episode[Thrown], meant: int) -> Finding:
     facts = episode.facts
     whole = facts.discarded + facts.used
     share = facts.discarded / whole if whole else 0.0
+    # The loss as it is posted has 32 bits, and so has its divisor.
+    adds_up = whole >= meant and math.isclose(facts.divisor, whole, rel_tol=1e-6)
+    divided = (
+        f" Each loss is divided by {number(whole)}, the number of all passes: they were meant to "
+        "add up, and the steps are smaller than they should be by that factor."
+        if adds_up
+        else ""
+    )
     return episode.finding(
         kind="gradient.discarded",
-        severity="info",
+        severity="warning" if adds_up else "info",
         title=(
             f"{number(facts.discarded)} of {number(whole)} backward passes of a step have been "
             f"thrown away since step {episode.first_step}"
@@ -140,12 +169,17 @@ def _finding(episode: Episode[Thrown]) -> Finding:
             f"{percent(share)} of the gradients are set to zero before the optimizer has stepped "
             "with them. Usual causes: `zero_grad()` inside the loop over micro-batches, so that "
             "only the last one counts, or `optimizer.step()` at some iterations only and "
-            "`zero_grad()` at all of them."
+            f"`zero_grad()` at all of them.{divided}"
         ),
         remedy=(
             "Call `zero_grad()` once for each `optimizer.step()`, right after it or before the "
             "first micro-batch. Nothing, if the passes are meant to be thrown away "
             "(sharpness-aware minimisation, adversarial examples)."
         ),
-        evidence={"discarded": facts.discarded, "used": facts.used, "share": share},
+        evidence={
+            "discarded": facts.discarded,
+            "used": facts.used,
+            "share": share,
+            "divisor": None if math.isnan(facts.divisor) else facts.divisor,
+        },
     )

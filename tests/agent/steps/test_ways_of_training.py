@@ -241,6 +241,21 @@ def test_gradients_that_are_thrown_away_are_counted_with_the_next_step(watching)
     diary.check(watching)
     assert watching.points("passes_discarded") == {3: 1.0, 4: 2.0}
     assert watching.points("micro_steps") == dict.fromkeys(range(5), 1.0)
+    assert watching.points("loss_divisor") == {}
+
+
+def test_what_losses_are_divided_by_is_posted_with_the_gradients_thrown_away(watching):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watching.attach(model, optimizer)
+    for step in range(3):
+        for index in range(4):
+            optimizer.zero_grad()
+            (loss_of(model, 4 * step + index) / 4).backward()
+        optimizer.step()
+    watching.close()
+    assert watching.points("passes_discarded") == dict.fromkeys(range(3), 3.0)
+    assert watching.points("loss_divisor") == dict.fromkeys(range(3), 4.0)
 
 
 def test_skipped_steps_are_not_counted(watching):
