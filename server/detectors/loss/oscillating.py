@@ -172,11 +172,11 @@ class LossOscillating(Detector[OscillatingState]):
         Warning; critical where the amplitude grows by 1.6 and more from the first to the last third
         of a window in which it swings all the time, beyond that of every window before. Never more
         than info for losses that change their sign, and for a shape that has been there from the
-        start while the loss falls, or while the answers to the batches of every place explain a
-        quarter of the deviance or more: sources that take turns look so. Unless with the same
-        period the learning rate changes by half, the inputs are 3 times as large, or the answers to
-        the batches of one place are no better than a constant while others explain a quarter of the
-        deviance.
+        start (the first 20 steps, or its first period) while the loss falls, or while the answers
+        to the batches of every place explain a quarter of the deviance or more: sources that take
+        turns look so. Unless with the same period the learning rate changes by half, the inputs are
+        3 times as large, or the answers to the batches of one place are no better than a constant
+        while others explain a quarter of the deviance.
 
     Evidence:
         `period` (steps), `amplitude` (largest), `amplitude_now`, `lag_one`, `peak_share`,
@@ -307,7 +307,9 @@ class LossOscillating(Detector[OscillatingState]):
                     first, before=spacing.steps(policy.rise_before), factor=policy.rise
                 ),
                 signed=state.signed,
-                falling=swing.trend < FALLING and first <= spacing.first + spacing.steps(20),
+                # What has a period cannot be seen before its first one is over.
+                falling=swing.trend < FALLING
+                and first <= spacing.first + spacing.steps(max(20, round(swing.period * scale))),
                 shape=shape,
                 beside=Beside(),
             )
