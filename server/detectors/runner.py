@@ -129,7 +129,13 @@ class Evaluation:
             if window.world_size < running.detector.min_ranks:
                 checks |= _for_all(running.detector, _not_applicable(running.detector, window))
                 continue
-            findings += self._ask(running, of_first if running.detector.of_one_task else window)
+            if not running.detector.of_one_task:
+                findings += self._ask(running, window)
+            for part, shown in enumerate(of_first if running.detector.of_one_task else ()):
+                if part and not running.failure:
+                    # Levels of before were of all tasks together.
+                    running.state = running.detector.start()
+                findings += self._ask(running, shown)
             checks |= running.checks
         off = Check(Status.OFF, "The settings by which this run is judged have switched it off.")
         checks |= dict.fromkeys(self._off, off)

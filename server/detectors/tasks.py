@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rankscope.server.window import Window
+from rankscope.server.window import Bool, Window
 
 TASK, CLASSES = "task", "loss_classes"
 SERIES = frozenset((TASK, CLASSES))
@@ -21,6 +21,9 @@ SERIES = frozenset((TASK, CLASSES))
 # random order the second and third repeat the first in one of K^(2 x steps) cases, and a later step
 # that does not fit ends it.
 _LONGEST, _CYCLES = 16, 3
+# Share of other tasks' steps from which on what was remembered is no level of the first one. A run
+# that takes up a second task late has fewer, at first.
+_MIXED = 0.1
 
 
 @dataclass(slots=True)
@@ -30,6 +33,8 @@ class Tasks:
     Attributes:
         cycle: by step modulo its length the task; empty where they have no fixed order.
         ended: they had one, and a step did not fit.
+        known_at: step at which the cycle was recognised; -1 for none.
+        pushed, of_others: steps that posted a task so far, and those of another than the first.
         classes: the most that a loss has chosen among.
         growing: there were more of them at the last step that reported it than ever before.
     """
@@ -37,14 +42,22 @@ class Tasks:
     recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_LONGEST * _CYCLES))
     cycle: tuple[int, ...] = ()
     ended: bool = False
+    known_at: int = -1
+    pushed: int = 0
+    of_others: int = 0
     classes: float = 0.0
     growing: bool = False
 
-    def of_first(self, window: Window) -> Window:
-        """The window without the numbers of other tasks' steps: the same where there are none."""
+    def of_first(self, window: Window) -> tuple[Window, ...]:
+        """The window without the numbers of other tasks' steps: the same where there are none.
+
+        Two of them where the cycle is recognised in it and what came before was of all tasks: up to
+        that step, and after it. Who judges levels has to begin anew with the second.
+        """
         series, choices = window.series.get(TASK), window.series.get(CLASSES)
         if series is None and choices is None and not (self.cycle or self.growing):
-            return window
+            return (window,)
+        before = self.cycle
         keep = np.ones(len(window.steps), dtype=bool)
         for column, step in enumerate(window.steps.tolist()):
             if series is not None and not self.ended:
@@ -58,18 +71,19 @@ class Tasks:
             keep[column] = not self.growing
             if self.cycle:
                 keep[column] &= self.cycle[step % len(self.cycle)] == min(self.cycle)
-        if keep.all():
-            return window
-        masked = {
-            name: replace(one, present=one.present & keep) for name, one in window.series.items()
-        }
-        return replace(window, series=masked)
+        anew = self.cycle and not before and self.of_others > _MIXED * self.pushed
+        if anew:
+            after = window.steps > self.known_at
+            return _masked(window, keep & ~after), _masked(window, keep & after)
+        return (_masked(window, keep),)
 
     def _push(self, step: int, task: int) -> None:
         if self.cycle:
             if self.cycle[step % len(self.cycle)] != task:
                 self.cycle, self.ended = (), True
             return
+        self.pushed += 1
+        self.of_others += task > 0
         if self.recent and self.recent[-1][0] != step - 1:
             self.recent.clear()
         self.recent.append((step, task))
@@ -82,5 +96,13 @@ class Tasks:
                 cycle = [0] * length
                 for at, one in list(self.recent)[-length:]:
                     cycle[at % length] = one
-                self.cycle = tuple(cycle)
+                self.cycle, self.known_at = tuple(cycle), step
                 return
+
+
+def _masked(window: Window, keep: Bool) -> Window:
+    """The window with the numbers of some of its steps alone; the same where these are all."""
+    if keep.all():
+        return window
+    series = {n: replace(s, present=s.present & keep) for n, s in window.series.items()}
+    return replace(window, series=series)

@@ -13,13 +13,13 @@ from tests.support.traces import Trace
 STEPS = np.arange(400)
 
 
-def in_turn(tasks, *, posted=True, rises=False):
-    """Each task has a level of its own, a hundred times that of the one before."""
+def in_turn(tasks, *, posted=True, rises=False, first_highest=False):
+    """Each task has a level of its own, a hundred times that of the one before, or after it."""
     random = np.random.default_rng(0)
     course = 2.0 * np.exp(-STEPS / 200) + 0.1
     if rises:
         course = np.where(STEPS < 200, course, 5.0)
-    scale = 100.0**tasks
+    scale = 100.0 ** (tasks.max() - tasks if first_highest else tasks)
     noise = np.exp(0.1 * random.standard_normal((1, len(STEPS))))
     series = {"loss": course * scale * noise, "grad_norm": scale * noise}
     if posted:
@@ -37,6 +37,17 @@ def test_levels_of_tasks_in_a_fixed_order_are_no_oscillation(period):
     tasks = (STEPS % period == period - 1).astype(int)
     assert kinds(in_turn(tasks, posted=False))
     assert kinds(in_turn(tasks)) == set()
+
+
+@pytest.mark.parametrize("period", [3, 5])
+def test_the_first_task_is_no_rise_from_the_levels_of_the_others(period):
+    """Before the order is known, most steps are of tasks with lower losses."""
+    assert kinds(in_turn(STEPS % period, first_highest=True)) == set()
+
+
+def test_a_task_that_is_taken_up_late_leaves_what_is_known_of_the_first():
+    tasks = np.where(STEPS < 300, 0, STEPS % 2)
+    assert "loss.diverging" in kinds(in_turn(tasks, rises=True))
 
 
 def test_the_first_task_is_judged():
