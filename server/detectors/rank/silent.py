@@ -340,6 +340,16 @@ def _job_finding(liveness: Sequence[RankLiveness], window: Window, state: Silent
     last_phase = f" Last seen in phase {listing(phases)}." if phases else ""
     done = [life.rank for life in window.liveness if life.state == "finished"]
     one, named = len(who) == 1, ranks(who)
+    furthest = max(
+        (life.last_step for life in window.liveness if life.state == "finished"), default=0
+    )
+    unsent = ""
+    if done and min(life.last_step for life in liveness) >= furthest:
+        unsent = (
+            f" {'It has' if one else 'They have'} taken every step that these took: the training "
+            "may be whole, and what is missing be the last batches alone, which then wait on the "
+            "machine (`rankscope sync`)."
+        )
     if done:
         whole = (
             f"{ranks(done).capitalize()} had ended as {'it' if len(done) == 1 else 'they'} should"
@@ -367,7 +377,7 @@ def _job_finding(liveness: Sequence[RankLiveness], window: Window, state: Silent
             f"{named.capitalize()} {'has' if one else 'have'} said nothing for "
             f"{max(silence.values()):.0f} s, not even that {'it' if one else 'they'} failed: the "
             "job was killed (out of memory, by the scheduler, by `kill -9` or `os._exit`), or the "
-            f"machine or its network is gone. {whole}.{last_phase}"
+            f"machine or its network is gone. {whole}.{unsent}{last_phase}"
         ),
         remedy=(
             "Look at the job's exit code and at the kernel log (out of memory, device errors) and "
