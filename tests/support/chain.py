@@ -75,7 +75,7 @@ def chain(
     parameters are averaged every `at` steps, in `alone-shared` two ranks have one gradient at step
     `at`, and in `alone-wrapped` there is a wrapper that the forward pass goes around. In
     `gathered-late`, which is none, each rank updates tensors of its own, and all get them before
-    the next forward pass.
+    the next forward pass; in `owners-reduced` the gradients are reduced to these ranks alone.
     """
     random = np.random.default_rng(seed)
     reducer = hook_of(hook)
@@ -131,7 +131,7 @@ def chain(
                     changed = [t * np.float32(0.99) for t in held[r]]
                     written[r] = (model_word(changed) - model_word(held[r])) % 2**64
                     held[r] = changed
-        if fault == "gathered-late" and step:
+        if fault in ("gathered-late", "owners-reduced") and step:
             gathered = [held[i % ranks][i] for i in range(len(NAMES))]
             for r in range(ranks):
                 written[r] = (model_word(gathered) - model_word(held[r])) % 2**64
@@ -215,6 +215,12 @@ def chain(
             applied = [[g.copy() for g in tensors] for tensors in local]
             if fault == "alone-shared" and step == at:
                 applied[1] = [g.copy() for g in applied[0]]
+        if fault == "owners-reduced":
+            # Parts of a sum reach the others on the way, as a tree leaves them.
+            applied = [
+                [g if i % ranks == r else g * np.float32(0.5 + r) for i, g in enumerate(reduced)]
+                for r in range(ranks)
+            ]
         rate = 0.05
         if fault == "schedule":
             rate = 0.05 * 0.97 ** (step * ranks)
@@ -249,7 +255,7 @@ def chain(
                 for i, gradient in enumerate(applied[r]):
                     velocity[r][i] = np.float32(0.9) * velocity[r][i] + gradient
                     still = stuck or (fault == "one-tensor-frozen" and hit and i == target)
-                    if fault == "gathered-late" and i % ranks != r:
+                    if fault in ("gathered-late", "owners-reduced") and i % ranks != r:
                         continue
                     if still:
                         unchanged += 1
@@ -411,6 +417,16 @@ def chain(
         config["data_parallel"] |= reducer.config
     if (fault.startswith("alone") and fault != "alone-wrapped") or not wrapped:
         configs = [config_of(data_parallel={}) for _ in range(ranks)]
+    if fault == "owners-reduced":
+        for r, config in enumerate(configs):
+            missing = [name for i, name in enumerate(NAMES) if i % ranks != r]
+            config["optimizer_tensors"] |= {
+                "count": len(NAMES) - len(missing),
+                "share_of_trainable": 1 - len(missing) / len(NAMES),
+                "missing": missing,
+                "missing_count": len(missing),
+                "order_digest": str(r),
+            }
     if fault == "other-learning-rate":
         configs[rank] = config_of(parameter_groups=[{"lr": 0.1, "momentum": 0.9}])
     if fault == "tolerates":

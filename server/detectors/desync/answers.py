@@ -40,6 +40,12 @@ def _check(state: DesyncState, policy: DesyncPolicy, kind: str) -> Check:
             Status.SUSPENDED,
             f"It differs as well, since {incident.kind} broke at step {incident.first_step}.",
         )
+    if state.dealt_out and kind == "desync.gradients":
+        return Check(
+            Status.NOT_APPLICABLE,
+            "Each rank's optimizer holds tensors of its own: a gradient counts on the rank that "
+            "steps with it, and is compared with nothing.",
+        )
     if not checked:
         if state.steps < policy.grace:
             return Check(Status.INSUFFICIENT_DATA, "No two ranks have been compared yet.")

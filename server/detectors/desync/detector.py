@@ -20,7 +20,11 @@ from rankscope.server.detectors.desync.order import (
     reduces_no_longer,
     state_was_first,
 )
-from rankscope.server.detectors.desync.parts import hold_parts, read_apart
+from rankscope.server.detectors.desync.parts import (
+    hold_parts,
+    optimizer_dealt_out,
+    read_apart,
+)
 from rankscope.server.detectors.desync.returns import (
     interval_of_returns,
     returns_finding,
@@ -70,7 +74,8 @@ class Desync(Detector[DesyncState]):
         `left out`) whose distance between the ranks shrinks in none of 4 samples at which each rank
         had written its parameters and that of the same others shrank by a quarter or more. Where
         ranks hold half of the tensors alike after an average, those that do not hold what most hold
-        of another one did not take it (key `not taken`).
+        of another one did not take it (key `not taken`). Gradients are not compared where each
+        rank's optimizer holds a part of its own of all tensors (ZeRO 1 by hand).
 
     Severity:
         By the distance over the norm, from sketches: below 1e-6 in several tensors info (drift
@@ -120,12 +125,14 @@ class Desync(Detector[DesyncState]):
         state.known_ranks = len(window.ranks)
         members = max(window.replicas, key=len)
         state.rank_local = not window.rank_local.isdisjoint(members)
+        state.dealt_out = optimizer_dealt_out(window, members)
         met = deque(state.averaging_rounds.found(window, members))
         state.exchange.observe(window, rank_local=state.rank_local)
         relevant = [c for c in window.comparisons if c.stage in KIND_OF_STAGE and len(c.ranks) > 1]
         for ended in take_frozen(state, relevant, lambda c: self._open(window, state, [c], [c])):
             findings += self._findings_of(ended)
-        relevant = [c for c in relevant if c.stage != FROZEN]
+        left = {FROZEN, *(_GRADIENTS if state.dealt_out else ())}
+        relevant = [c for c in relevant if c.stage not in left]
         for step, group in groupby(relevant, key=lambda c: c.step):
             if step <= state.last_step:
                 # Begun anew from a checkpoint: what agreed since then is no longer what they hold.

@@ -1,12 +1,32 @@
-"""Ranks that hold parts of one model between them, and what these read."""
+"""Ranks that hold parts of one model or optimizer between them, and what these read."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from rankscope.server.detectors.data.batches import batch_digests
 from rankscope.server.detectors.desync.incident import Divergence
 from rankscope.server.window import Window
+
+
+def optimizer_dealt_out(window: Window, members: Sequence[int]) -> bool:
+    """Whether each of these ranks steps with tensors of its own, and all of them with every tensor.
+
+    A sharded optimizer written by hand (ZeRO 1): each rank's leaves out what the others hold, and
+    their shares add up to the whole. A gradient counts on its owner then, and what a `reduce` to
+    the owner leaves on the other ranks is nobody's.
+    """
+    shares = []
+    for rank in members:
+        held = (window.configs.get(rank) or {}).get("optimizer_tensors")
+        share = held.get("share_of_trainable") if isinstance(held, Mapping) else None
+        if not isinstance(share, int | float) or not 0 < share < 1:
+            return False
+        shares.append(float(share))
+    return math.isclose(sum(shares), 1.0, rel_tol=1e-6)
 
 
 def hold_parts(window: Window, incident: Divergence) -> bool:

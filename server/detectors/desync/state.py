@@ -98,6 +98,7 @@ class DesyncState:
         unpaired: ranks that hold what no other of the `known_ranks` holds.
         partly: those of them that were compared in what others hold, too.
         rank_local: whether ranks train copies of their own of some tensors.
+        dealt_out: whether each rank's optimizer holds a part of its own of all tensors.
         periodic_seen: step at which the period was recognised.
         between: whether the parameters were made equal between two steps, and not within one.
         unequal: steps at which they were seen to differ, and whether before the step, too.
@@ -130,6 +131,7 @@ class DesyncState:
     incident: Divergence | None = None
     unpaired: tuple[int, ...] = ()
     partly: frozenset[int] = frozenset()
+    dealt_out: bool = False
     rank_local: bool = False
     known_ranks: int = 0
     between: bool = False

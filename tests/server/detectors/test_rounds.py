@@ -90,3 +90,15 @@ def test_parameters_gathered_before_the_next_forward_pass_are_no_fault(ranks):
     assert {alert.severity for alert in found.alerts} == {"info"}
     (lasting,) = [alert for alert in found.alerts if alert.state == "open"]
     assert "made equal every step" in lasting.cause
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_gradients_that_only_their_owner_steps_with_are_not_compared(ranks):
+    """A sharded optimizer by hand: `reduce` to the owner leaves anything on the others."""
+    owned = {"without": ("optimizer_state",)}  # each rank's table has tensors of its own
+    made = GENERATORS["chain"](0, fault="owners-reduced", ranks=ranks, wrapped=False, **owned)
+    found = judge(made, [Desync()], range(0, 2000, 33))
+    assert {alert.severity for alert in found.alerts} == {"info"}
+    check = found.checks["desync.gradients"]
+    assert check.status == "not_applicable"
+    assert "steps with" in check.why
