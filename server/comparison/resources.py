@@ -29,10 +29,6 @@ MEMORY = (
 # reason (400 healthy runs on a busy machine). And what is assumed of the spread between runs.
 _SLOWER, _ASSUMED_SLOWER = 0.5, 0.1
 _SHORTEST = 0.02
-# Of what changes within a run so much is taken to be left in it as a whole. Of 200 draws of equal
-# runs, with five processes a core beside them, none failed then, and of those with steps twice as
-# long 160 to 192 did; with ten processes a core 4 to 8 failed, where without it 10 to 32 did.
-_DRIFT = 0.5
 # Of memory: what allocators and libraries do differs by some per cent, the rest is the training's.
 _LARGER, _ASSUMED_LARGER = 0.1, 0.02
 # Share of the steps at which connections and caches are made.
@@ -45,7 +41,9 @@ def step_seconds(sides: Sides) -> Measured:
     What else a machine does makes some steps long, or most of them: medians differ by several times
     between equal runs (30 of them on two cores with ten times as much to do: a spread of 0.96). The
     shortest steps stay what the training itself takes (0.1): a run is slower where they are longer.
-    By how much they change within a run shows how much else there is to do, and widens the band.
+    What changes within a run may be left in it as a whole, and widens the band: of 200 draws of
+    equal runs, with ten processes a core beside them, 4 to 6 failed (10 to 32 without it); with
+    five none, and of those with steps twice as long 140 to 180.
 
     Raises:
         NotMeasured: too few steps were timed, or only a part of them are slow.
@@ -80,7 +78,7 @@ def _timed(
 ) -> Measured:
     """Quantiles of the lengths of steps of the run and its baseline, beside each other."""
     values = np.array([np.quantile(one, quantile) for one in timed])
-    drift = np.array([_DRIFT * _change(one, quantile) for one in timed])
+    drift = np.array([_change(one, quantile) for one in timed])
     return judged(
         STEP_SECONDS,
         sides,
