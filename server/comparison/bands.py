@@ -12,9 +12,9 @@ from rankscope.server.window import Float64
 # One run in a hundred of the same training lies beyond the limit of a measure.
 CONFIDENCE = 0.99
 # How many runs the assumed spread counts for beside those that there are (a scaled inverse chi
-# squared prior, as in Smyth 2004). Between families of trainings the variance between seeds differs
-# from what is assumed by a factor whose logarithm has a standard deviation of about 0.9: that is
-# what a variance of 4 degrees of freedom has (trigamma(2) = 0.64).
+# squared prior, as in Smyth 2004). Between sorts of trainings the steps to a loss, and between
+# machines times, spread by a factor of about two more or less than is assumed: that is a variance
+# of 4 degrees of freedom, or fewer.
 ASSUMED_DEGREES = 4
 # By so much seeds learn faster or slower (standard deviation of the logarithm of the steps to a
 # loss), where no runs have shown it: of 30 seeds of small classifiers it is 0.03 to 0.09.
@@ -43,7 +43,9 @@ class Band:
         return self.expected + self.reach
 
 
-def band(levels: Float64, *, assumed: float, noisier: float = 0.0) -> Band:
+def band(
+    levels: Float64, *, assumed: float, noisier: float = 0.0, degrees: int = ASSUMED_DEGREES
+) -> Band:
     """The prediction limit for one more run beside those given, float64 [N], N >= 1.
 
     Student's t of a normal sample: `t * s * sqrt(1 + 1/N)`. Of one run or two the spread is known
@@ -52,14 +54,15 @@ def band(levels: Float64, *, assumed: float, noisier: float = 0.0) -> Band:
     Args:
         assumed: standard deviation between runs before any was seen.
         noisier: standard error that the new run has in excess of theirs.
+        degrees: of freedom of what is assumed.
     """
     n = len(levels)
     expected = float(levels.mean())
-    degrees = ASSUMED_DEGREES + n - 1
+    of_both = degrees + n - 1
     squares = float(((levels - expected) ** 2).sum())
-    variance = (ASSUMED_DEGREES * assumed**2 + squares) / degrees
+    variance = (degrees * assumed**2 + squares) / of_both
     error = math.sqrt(variance * (1 + 1 / n) + noisier**2)
-    return Band(expected, math.sqrt(variance), t_quantile(CONFIDENCE, degrees) * error, n)
+    return Band(expected, math.sqrt(variance), t_quantile(CONFIDENCE, of_both) * error, n)
 
 
 def t_quantile(probability: float, degrees: int) -> float:
