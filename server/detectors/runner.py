@@ -132,8 +132,9 @@ class Evaluation:
             if not running.detector.of_one_task:
                 findings += self._ask(running, window)
             for part, shown in enumerate(of_first if running.detector.of_one_task else ()):
-                if part and not running.failure:
-                    # Levels of before were of all tasks together.
+                if part and not (running.failure or _is_open(running)):
+                    # Levels of before were of all tasks together. Who has found something goes on:
+                    # nobody else would end it.
                     running.state = running.detector.start()
                 findings += self._ask(running, shown)
             checks |= running.checks
@@ -265,6 +266,10 @@ def _as_information(
         else finding
         for finding in findings
     ]
+
+
+def _is_open(running: _Running) -> bool:
+    return any(check.status == Status.OPEN for check in running.checks.values())
 
 
 def _for_all(detector: Detector[Any], check: Check) -> dict[str, Check]:

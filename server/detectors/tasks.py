@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from rankscope.server.window import Bool, Window
+from rankscope.server.window import Bool, Series, Window
 
 TASK, CLASSES = "task", "loss_classes"
 SERIES = frozenset((TASK, CLASSES))
@@ -24,6 +25,8 @@ _LONGEST, _CYCLES = 16, 3
 # Share of other tasks' steps from which on what was remembered is no level of the first one. A run
 # that takes up a second task late has fewer, at first.
 _MIXED = 0.1
+# Lists of a window whose items have a step.
+_BY_STEP = ("comparisons", "reductions", "events", "layers", "element_sums", "averages")
 
 
 @dataclass(slots=True)
@@ -71,11 +74,10 @@ class Tasks:
             keep[column] = not self.growing
             if self.cycle:
                 keep[column] &= self.cycle[step % len(self.cycle)] == min(self.cycle)
-        anew = self.cycle and not before and self.of_others > _MIXED * self.pushed
-        if anew:
-            after = window.steps > self.known_at
-            return _masked(window, keep & ~after), _masked(window, keep & after)
-        return (_masked(window, keep),)
+        shown = _masked(window, keep)
+        if self.cycle and not before and self.of_others > _MIXED * self.pushed:
+            return _divided(shown, self.known_at)
+        return (shown,)
 
     def _push(self, step: int, task: int) -> None:
         if self.cycle:
@@ -106,3 +108,22 @@ def _masked(window: Window, keep: Bool) -> Window:
         return window
     series = {n: replace(s, present=s.present & keep) for n, s in window.series.items()}
     return replace(window, series=series)
+
+
+def _divided(window: Window, step: int) -> tuple[Window, Window]:
+    """The window up to a step, and what comes after it."""
+    until = window.steps <= step
+
+    def part(of: Bool, last_step: int, *, first: bool) -> Window:
+        changes: dict[str, Any] = {
+            name: tuple(one for one in getattr(window, name) if (one.step <= step) == first)
+            for name in _BY_STEP
+        }
+        for name in ("series", "digests"):
+            changes[name] = {
+                key: Series(one.values[:, of], one.present[:, of])
+                for key, one in getattr(window, name).items()
+            }
+        return replace(window, steps=window.steps[of], last_step=last_step, **changes)
+
+    return part(until, step, first=True), part(~until, window.last_step, first=False)

@@ -7,19 +7,19 @@ from rankscope.server.detectors.gradient.oscillating import GradientOscillating
 from rankscope.server.detectors.loss.diverging import LossDiverging
 from rankscope.server.detectors.loss.oscillating import LossOscillating
 from rankscope.server.detectors.tasks import Tasks
-from tests.support.judging import judge
+from tests.support.judging import judge, verdict
 from tests.support.traces import Trace
 
 STEPS = np.arange(400)
 
 
-def in_turn(tasks, *, posted=True, rises=False, first_highest=False):
-    """Each task has a level of its own, a hundred times that of the one before, or after it."""
+def in_turn(tasks, *, posted=True, rises=False, first_highest=False, scale=100.0):
+    """Each task has a level of its own, `scale` times that of the one before, or after it."""
     random = np.random.default_rng(0)
     course = 2.0 * np.exp(-STEPS / 200) + 0.1
     if rises:
         course = np.where(STEPS < 200, course, 5.0)
-    scale = 100.0 ** (tasks.max() - tasks if first_highest else tasks)
+    scale = scale ** (tasks.max() - tasks if first_highest else tasks)
     noise = np.exp(0.1 * random.standard_normal((1, len(STEPS))))
     series = {"loss": course * scale * noise, "grad_norm": scale * noise}
     if posted:
@@ -43,6 +43,27 @@ def test_levels_of_tasks_in_a_fixed_order_are_no_oscillation(period):
 def test_the_first_task_is_no_rise_from_the_levels_of_the_others(period):
     """Before the order is known, most steps are of tasks with lower losses."""
     assert kinds(in_turn(STEPS % period, first_highest=True)) == set()
+
+
+def test_what_was_found_before_the_order_was_known_is_ended():
+    random = np.random.default_rng(1)
+    tasks = np.where(STEPS < 150, random.integers(0, 5, len(STEPS)), STEPS % 5)
+    trace = in_turn(tasks, scale=1.0)
+    trace.series["loss"][:, 60:250] += 20.0
+    found = judge(trace, [LossDiverging()], range(0, 400, 33))
+    assert [(a.kind, a.state) for a in found.alerts] == [("loss.diverging", "resolved")]
+    assert 250 <= found.alerts[0].last_step + 50 <= 320
+
+
+@pytest.mark.parametrize("cuts", [(5,), (7, 8, 9), range(1, 60)])
+def test_where_windows_are_cut_makes_no_difference(cuts):
+    trace = in_turn(STEPS % 3, first_highest=True, rises=True)
+
+    def found(cuts):
+        made = judge(trace, [LossDiverging(), LossOscillating(), GradientOscillating()], cuts)
+        return [verdict(alert) for alert in made.alerts]
+
+    assert found(cuts) == found(()) != []
 
 
 def test_a_task_that_is_taken_up_late_leaves_what_is_known_of_the_first():
