@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from rankscope.server.health import Sparingly
-from rankscope.server.storage.engine import why
+from rankscope.server.storage.engine import is_unable, why
 
 CONTENT_TYPE = "application/problem+json"
 
@@ -94,14 +94,16 @@ def install(app: FastAPI) -> None:
 
     failures = Sparingly()
 
-    async def away(request: Request, error: Exception) -> Response:
+    async def unable(request: Request, error: Exception) -> Response:
+        if not is_unable(error):
+            return await unexpected(request, error)
         failures.warn(_logger, f"{request.method} {request.url.path}: {why(error)}")
         detail = f"the database does not answer, or takes nothing: {why(error)}; send it again"
         headers = {"Retry-After": str(_RETRY_AFTER_SECONDS)}
         return answer(503, detail, instance=request.url.path, headers=headers)
 
     for kind in (OperationalError, InterfaceError, PoolTimeout):
-        app.add_exception_handler(kind, away)
+        app.add_exception_handler(kind, unable)
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,6 +13,8 @@ from weakref import WeakKeyDictionary, finalize
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 # SQLite has one writer at a time. Waiting for it here is fair and never times out; waiting inside
 # SQLite is neither, and ends in "database is locked".
@@ -77,6 +80,17 @@ def why(error: Exception) -> str:
     """What a database says is wrong, in one line."""
     lines = str(getattr(error, "orig", None) or error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def is_unable(error: Exception) -> bool:
+    """Whether a database could not do what it was asked for, and may later: away, full, busy.
+
+    What it does not understand is another matter: SQLite says so with the same class of error.
+    """
+    if not isinstance(error, OperationalError | InterfaceError | PoolTimeout):
+        return False
+    code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
+    return code != sqlite3.SQLITE_ERROR
 
 
 def touch(engine: Engine) -> None:

@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Engine
-from sqlalchemy.exc import InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from rankscope.agent import wire
 from rankscope.server.health import Health, Kept, Sparingly
 from rankscope.server.storage.dictionary import Dictionaries
-from rankscope.server.storage.engine import why, writing
+from rankscope.server.storage.engine import is_unable, why, writing
 from rankscope.server.storage.ingest import check, store_batches
 
 _logger = logging.getLogger(__name__)
@@ -125,20 +123,25 @@ class Writer:
     def _outcomes(self, group: list[_Waiting]) -> Sequence[wire.Answer | Exception]:
         try:
             stored = self._store(group)
-        except (InterfaceError, OperationalError, PoolTimeout) as error:
-            # The database is away, or its disk full: for each of them.
-            self._health.wrote(why(error))
-            self._failures.warn(_logger, f"{len(group)} batches could not be stored: {why(error)}")
-            return [error] * len(group)
         except wire.WireError as error:
             # Refused for what is in the database already: no fault of this server's.
-            return [error] if len(group) == 1 else [self._outcomes([one])[0] for one in group]
+            return self._one_by_one(group, error)
         except Exception as error:
+            if is_unable(error):
+                text = f"{len(group)} batches could not be stored: {why(error)}"
+                self._failures.warn(_logger, text)
+                self._health.wrote(why(error))
+                return [error] * len(group)
             _logger.exception("a transaction with %d batches failed", len(group))
-            # One that cannot be stored must not take the others with it.
-            return [error] if len(group) == 1 else [self._outcomes([one])[0] for one in group]
+            return self._one_by_one(group, error)
         self._health.wrote()
         return stored
+
+    def _one_by_one(
+        self, group: list[_Waiting], error: Exception
+    ) -> Sequence[wire.Answer | Exception]:
+        """One that cannot be stored must not take the others with it."""
+        return [error] if len(group) == 1 else [self._outcomes([one])[0] for one in group]
 
     def _store(self, group: list[_Waiting]) -> list[wire.Answer]:
         try:

@@ -103,8 +103,8 @@ def memory(*, leaks):
     """Batches of 2 MB at the most; rank 1 keeps a term of each step with its graph, or not.
 
     No backward pass goes through it (an entropy that is to be plotted, say): one would free what
-    the graph holds. Where nothing is kept there is an evaluation at every 50th step, whose outputs
-    stay until the next one: in hundreds of steps these would hide whether a leak goes on as before.
+    the graph holds. At every 50th step there is an evaluation, whose outputs are kept until the
+    next one.
     """
     evaluated = []
 
@@ -115,9 +115,8 @@ def memory(*, leaks):
         scores = model(x)
         loss = functional.cross_entropy(scores, torch.arange(size) % CLASSES)
         if leaks and rank == 1:
-            some = scores[: 2**15]  # as many of each batch
-            kept.append((some.softmax(1) * some.log_softmax(1)).sum())
-        if not leaks and step % 50 == 49:
+            kept.append((scores.softmax(1) * scores.log_softmax(1)).sum())
+        if step % 50 == 49:
             with torch.no_grad():
                 evaluated[:] = [model(x) for _ in range(20)]
         return loss
