@@ -51,9 +51,9 @@ class GrowingPolicy(Policy):
             observations each, 2 were reported with it and the thresholds below.
         even: smallest slope of each quarter, as a share of the whole slope: steps in size are no
             growth. A leak that adds to a block in four still has half of it in each.
-        keeps: smallest slope of the last quarter, as a share of that of the first, and of all of it
-            as a share of as much before: what fills up grows more slowly; a square root comes to
-            0.85 of it.
+        keeps: smallest slope of the last quarter, as a share of that of the first, and of as much
+            before (of the second half 0.6, which is the same of a power of time): what fills up
+            grows more slowly; a square root comes to 0.85 of it, and 0.41.
         observed: observations before which it counts only where memory runs out soon: caches fill
             evenly, too.
         epochs: the same as a number of epochs, where their length is known: data that are kept in
