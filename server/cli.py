@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,7 @@ def db(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--older-than",
         metavar="AGE",
-        type=age,
+        type=partial(age, nothing="would be all runs"),
         help="with prune: runs that nothing was heard of for this long, for example 90d or 36h",
     )
     parser.add_argument("--project", help="with prune: runs of this project alone")

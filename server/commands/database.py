@@ -16,12 +16,12 @@ def add_url(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--db", metavar="URL", help="SQLAlchemy URL; default: an SQLite file")
 
 
-def age(text: str) -> float:
-    """Seconds of an age such as 90d, 36h or 15m."""
+def age(text: str, *, nothing: str = "is no time at all") -> float:
+    """Seconds of an age such as 90d, 36h or 15m; `nothing`: what is wrong with an age of 0."""
     if not re.fullmatch(r"[0-9]+[dhm]", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no age; write for example 90d, 36h or 15m")
     if not int(text[:-1]):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time at all; the least is 1m")
+        raise argparse.ArgumentTypeError(f"{text!r} {nothing}; the least is 1m")
     return int(text[:-1]) * _UNITS[text[-1]]
 
 

@@ -245,5 +245,5 @@ def test_a_database_of_a_newer_version_is_left_alone(capsys, tmp_path, action):
 def test_an_age_of_nothing_does_not_delete_all_runs(tmp_path, capsys, age):
     path = tmp_path / "some.db"
     assert called(cli.db, "prune", "--older-than", age, "--database", url(path)) == 2
-    assert "is no time at all; the least is 1m" in refused(capsys)
+    assert "would be all runs" in refused(capsys)
     assert not path.exists()
