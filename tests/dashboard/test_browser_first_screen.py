@@ -81,7 +81,7 @@ def test_how_far_apart_and_when_it_was_found(open_page, server):
     text = open_page("/runs/broken").inner_text("#headline")
     [shown] = re.findall(r"(\S+) of the parameters' norm", text)
     assert float(shown) == pytest.approx(alert["evidence"]["sizes"][-1][2], rel=0.06)
-    assert re.search(r"step 37 \(ended at 199\), found at \d\d:\d\d", text)
+    assert re.search(r"step 37 \(ended at 199\), found at (\d+ \w+, )?\d\d:\d\d", text)
 
 
 def test_a_healthy_run_that_goes_on_is_fine_so_far(open_page, server):
