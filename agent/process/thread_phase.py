@@ -53,13 +53,16 @@ def phase_of(thread: int) -> str:
     frame: FrameType | None = sys._current_frames().get(thread)
     if frame is None:
         return ""
-    found = "collective" if _waits_for_work(frame) else "idle"
-    if found != "idle":
-        return found
-    for _ in range(_DEPTH):
+    found = "idle"
+    for depth in range(_DEPTH):
         if frame is None:
             break
-        code = frame.f_code
+        code = _code_of(frame)
+        if code is None:
+            break
+        if depth == 0 and _waits_for_work(frame, code):
+            found = "collective"
+            break
         sign = _known.get(code)
         if sign is None:
             sign = _known[code] = _sign_of(code)
@@ -81,7 +84,10 @@ def place_of(thread: int) -> str:
     for _ in range(_DEPTH):
         if frame is None:
             break
-        if place := _users_place(frame.f_code, frame.f_lineno):
+        code = _code_of(frame)
+        if code is None:
+            break
+        if place := _users_place(code, frame.f_lineno):
             return place
         frame = frame.f_back
     return ""
@@ -128,11 +134,23 @@ def stacks_of(thread: int) -> dict[str, list[str]]:
 def _lines(frame: FrameType | None) -> list[str]:
     lines: list[str] = []
     while frame is not None and len(lines) < limits.STACK_FRAMES:
-        code = frame.f_code
+        code = _code_of(frame)
+        if code is None:
+            break
         line = f"{code.co_name} ({os.path.basename(code.co_filename)}:{frame.f_lineno})"
         lines.append(line[: limits.STACK_CHARACTERS])
         frame = frame.f_back
     return lines
+
+
+def _code_of(frame: FrameType) -> CodeType | None:
+    """What a frame of another thread runs; None where the frame has ended meanwhile.
+
+    Seen once, in CPython 3.11.7: the frame object named memory that other frames had been given
+    since, and its code was `False`.
+    """
+    code: object = frame.f_code
+    return code if isinstance(code, CodeType) else None
 
 
 def _users_place(code: CodeType, line: int | None) -> str:
@@ -141,13 +159,13 @@ def _users_place(code: CodeType, line: int | None) -> str:
     return f"{code.co_name} ({os.path.basename(code.co_filename)}:{line})"
 
 
-def _waits_for_work(frame: FrameType) -> bool:
+def _waits_for_work(frame: FrameType, code: CodeType) -> bool:
     """Whether the innermost frame is in `work.wait()`, a call into C++ that has no frame.
 
     Which method is called is read off the instruction that is under way; it has to belong to a
     `Work` of torch.distributed, found by the name that it is called on.
     """
-    code, at = frame.f_code, frame.f_lasti
+    at = frame.f_lasti
     if "wait" not in code.co_names:
         return False
     before = [i for i in dis.get_instructions(code) if i.offset <= at]

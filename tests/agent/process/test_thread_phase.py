@@ -320,3 +320,15 @@ def test_stacks_name_where_each_thread_is_the_asked_one_first():
     places = [line for line in stacks[first] if line.startswith("deep (test_thread_phase.py:")]
     assert len(places) > 15
     assert all(len(line) <= 80 for lines in stacks.values() for line in lines)
+
+
+@pytest.mark.parametrize("deep", [0, 1])
+def test_a_frame_that_ended_meanwhile_ends_the_walk(monkeypatch, deep):
+    frame = SimpleNamespace(f_code=False, f_back=None, f_lineno=1, f_lasti=0)
+    if deep:
+        code = test_a_frame_that_ended_meanwhile_ends_the_walk.__code__
+        frame = SimpleNamespace(f_code=code, f_back=frame, f_lineno=1, f_lasti=0)
+    monkeypatch.setattr(sys, "_current_frames", lambda: {1: frame})
+    assert phase_of(1) == "idle"
+    assert bool(place_of(1)) == bool(deep)
+    assert [len(lines) for lines in stacks_of(1).values()] == [deep]
