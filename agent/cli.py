@@ -86,7 +86,12 @@ COMMANDS = (
         "tools by which coding agents ask a server",
         "mcp",
     ),
-    Command("db", "rankscope.server.cli:db", "inspect, upgrade and prune the database", "server"),
+    Command(
+        "db",
+        "rankscope.server.commands.db:db",
+        "maintain the database",
+        "server",
+    ),
     Command(
         "token",
         "rankscope.server.commands.token:token",

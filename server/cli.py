@@ -8,24 +8,21 @@ import ipaddress
 import json
 import signal
 import socket
-from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from rankscope.server.app import create_app
 from rankscope.server.commands import client
-from rankscope.server.commands.database import add_url, age, database_text, file_text, shown
-from rankscope.server.detectors.wording import count, listing, ranks
+from rankscope.server.commands.database import add_url, database_text, file_text
+from rankscope.server.detectors.wording import listing, ranks
 from rankscope.server.evaluation.detector_settings import Given, read_file
 from rankscope.server.processes import supervisor
 from rankscope.server.settings import Settings, default_database
-from rankscope.server.storage import distribution, migrate, partitions, pruning, tokens
+from rankscope.server.storage import migrate, tokens
 from rankscope.server.storage.engine import open_engine, reading
 
 OK, FAILED, USAGE = client.OK, client.FAILED, client.USAGE
@@ -156,96 +153,6 @@ def _listen(settings: Settings, listener: socket.socket, started: Callable[[], N
     # uvicorn sends itself the signal again; by then the work is done.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return OK if server.started else FAILED
-
-
-def db(argv: Sequence[str]) -> int:
-    """`rankscope db upgrade|current|prune|partition|distribute`: maintains a database."""
-    parser = argparse.ArgumentParser(prog="rankscope db", description="Maintain the database.")
-    parser.add_argument(
-        "action",
-        choices=("upgrade", "current", "prune", "partition", "distribute"),
-        help="upgrade, current: its schema; prune: delete old runs; partition: cut large tables "
-        "into ranges of runs, for cheap pruning; distribute: put them onto the nodes of Citus",
-    )
-    add_url(parser)
-    parser.add_argument(
-        "--older-than",
-        metavar="AGE",
-        type=partial(age, nothing="would be all runs"),
-        help="with prune: runs that nothing was heard of for this long, for example 90d or 36h",
-    )
-    parser.add_argument("--project", help="with prune: runs of this project alone")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="with prune: say what would go, and delete nothing"
-    )
-    options = parser.parse_args(argv)
-    if (options.action == "prune") != (options.older_than is not None):
-        return _complain("--older-than says what `rankscope db prune` deletes; give both or none")
-    if options.action != "prune" and (options.project is not None or options.dry_run):
-        return _complain("--project and --dry-run are for `rankscope db prune`")
-    engine = None
-    try:
-        settings = Settings(database=options.db or default_database())
-        engine = open_engine(settings.database)
-        if options.action == "upgrade":
-            migrate.upgrade(engine)
-        have, head = migrate.current(engine), migrate.head()
-        if options.action in ("upgrade", "current"):
-            print(
-                f"{have or 'empty'}{'' if have == head else f' (this version works with {head})'}"
-            )
-        elif have is None:
-            return _complain(
-                f"{shown(settings.database)} is empty: no server has used it. Is it the right "
-                "one? If so, `rankscope db upgrade` makes its tables"
-            )
-        elif have != head:
-            # It says so where a newer version has been there.
-            migrate.check(engine)
-            return _complain(f"the database has schema {have}: call `rankscope db upgrade` first")
-        else:
-            _maintain(options, engine)
-    except (ValueError, migrate.SchemaError, partitions.NotPossible) as error:
-        return _complain(str(error))
-    except OSError as error:
-        return _complain(file_text(error))
-    except (SQLAlchemyError, ImportError) as error:
-        return _complain(database_text(settings.database, error))
-    finally:
-        if engine is not None:
-            engine.dispose()
-    return OK
-
-
-def _maintain(options: argparse.Namespace, engine: Engine) -> None:
-    if options.action == "prune":
-        _prune(options, engine)
-    elif options.action == "partition":
-        cut = partitions.partition(engine)
-        print(f"cut: {', '.join(cut)}" if cut else "all large tables are cut already")
-    else:
-        print(f"{count(distribution.distribute(engine), 'table')} distributed")
-
-
-def _prune(options: argparse.Namespace, engine: Engine) -> None:
-    which: dict[str, Any] = {"seconds": options.older_than, "project": options.project}
-    old = pruning.old_runs(engine, **which)
-    gone: Iterable[pruning.OldRun] = (
-        (run for run in old if not run.running)
-        if options.dry_run
-        else pruning.prune(engine, **which)
-    )
-    number = 0
-    for run in gone:
-        seen = datetime.fromtimestamp(run.last_seen_at, UTC)
-        print(f"{run.id} ({run.project}), last heard of {seen:%Y-%m-%d %H:%M} UTC", flush=True)
-        number += 1
-    print(f"{count(number, 'run')} {'would be deleted' if options.dry_run else 'deleted'}")
-    if left := sum(run.running for run in old):
-        print(
-            f"{count(left, 'run')} left that no server has seen end: `rankscope serve` on this "
-            "database takes them for lost within minutes"
-        )
 
 
 @client.command

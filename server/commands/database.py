@@ -11,9 +11,11 @@ from sqlalchemy.engine import make_url
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0}
 
 
-def add_url(parser: argparse.ArgumentParser) -> None:
+def add_url(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     """Gives a command its `--db`."""
-    parser.add_argument("--db", metavar="URL", help="SQLAlchemy URL; default: an SQLite file")
+    parser.add_argument(
+        "--db", metavar="URL", default=default, help="SQLAlchemy URL; default: an SQLite file"
+    )
 
 
 def age(text: str, *, nothing: str = "is no time at all") -> float:

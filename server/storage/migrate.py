@@ -61,7 +61,11 @@ def check(engine: Engine) -> None:
     Raises:
         SchemaError: it has a revision that is not known here.
     """
-    have = current(engine)
+    check_revision(current(engine))
+
+
+def check_revision(have: str | None) -> None:
+    """As `check`, of a revision by its name; None: that of an empty database."""
     known = {s.revision for s in ScriptDirectory.from_config(config()).walk_revisions()}
     if have is not None and have not in known:
         raise SchemaError(

@@ -12,6 +12,7 @@ import pytest
 from rankscope.agent import wire
 from rankscope.server import cli
 from rankscope.server.app import create_app
+from rankscope.server.commands.db import db
 from rankscope.server.settings import Settings
 from rankscope.server.storage import evaluation, migrate, runs
 from rankscope.server.storage.engine import open_engine, writing
@@ -191,7 +192,7 @@ def test_a_list_that_is_cut_says_so(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "command", [lambda a: cli.serve(["--port", "0", *a]), lambda a: cli.db(["current", *a])]
+    "command", [lambda a: cli.serve(["--port", "0", *a]), lambda a: db([*a, "current"])]
 )
 def test_a_folder_that_is_not_there_is_named(capsys, tmp_path, command):
     assert called(command, "--db", url(tmp_path / "none" / "r.db")) == cli.USAGE
@@ -222,7 +223,7 @@ def test_why_it_cannot_listen_is_distinguished(capsys, tmp_path):
 
 @pytest.mark.parametrize("action", [("prune", "--older-than", "1d"), ("partition",)])
 def test_a_database_that_nobody_has_used_is_reported(capsys, tmp_path, action):
-    assert called(cli.db, *action, "--db", url(tmp_path / "new.db")) == cli.USAGE
+    assert called(db, *action, "--db", url(tmp_path / "new.db")) == cli.USAGE
     assert "is empty: no server has used it. Is it the right one?" in refused(capsys)
 
 
@@ -235,7 +236,7 @@ def test_a_database_of_a_newer_version_is_left_alone(capsys, tmp_path, action):
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
     connection.close()
-    assert called(cli.db, *action, "--db", url(path)) == cli.USAGE
+    assert called(db, *action, "--db", url(path)) == cli.USAGE
     said = refused(capsys)
     assert "a newer one has migrated it. Update Rankscope, or use another database." in said
     assert "rankscope db upgrade" not in said
@@ -244,6 +245,6 @@ def test_a_database_of_a_newer_version_is_left_alone(capsys, tmp_path, action):
 @pytest.mark.parametrize("age", ["0d", "00h"])
 def test_an_age_of_nothing_does_not_delete_all_runs(tmp_path, capsys, age):
     path = tmp_path / "some.db"
-    assert called(cli.db, "prune", "--older-than", age, "--database", url(path)) == 2
+    assert called(db, "prune", "--older-than", age, "--database", url(path)) == 2
     assert "would be all runs" in refused(capsys)
     assert not path.exists()

@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import UniqueConstraint
 
-from rankscope.server.cli import db
+from rankscope.server.commands.db import db
 from rankscope.server.storage import distribution, migrate, partitions, pruning
 from rankscope.server.storage.engine import open_engine
 from rankscope.server.storage.schema import metadata
