@@ -1,4 +1,4 @@
-"""Ranks whose inputs have become larger or smaller than they were, as the others' have not."""
+"""Ranks whose inputs are of another size than the others', from the start or since a step."""
 
 from __future__ import annotations
 
@@ -29,17 +29,29 @@ _SIGMAS = 8.0
 _FLOOR = 0.02
 # Of the shift, what the other ranks may have moved in the same direction or any.
 _OTHERS = 1 / 3
+# Times the size of the other ranks' inputs from the start on, of one rank among three or more that
+# else agree, and between two ranks: shards of different kinds of data come to 2 or 3, a forgotten
+# division by 255 to 255.
+_APART, _APART_OF_TWO = 5.0, 20.0
+# Share of that distance within which the other ranks agree with each other, and where it ends.
+_AGREE, _ENDS = 1 / 3, 1 / 2
 # How often the size is reckoned anew.
 _REFRESH = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Rescaled:
-    """Ranks whose inputs are this many times as large as they were."""
+    """Ranks whose inputs are this many times as large as they were, or as the other ranks'.
+
+    Attributes:
+        usual: what they were before, or what the others' are.
+        begun: whether they have been so from the start.
+    """
 
     ranks: tuple[int, ...]
     factor: float
     usual: float
+    begun: bool = False
 
 
 @dataclass(slots=True)
@@ -59,12 +71,15 @@ class Group:
     sigma: Float64 | None = None
     fresh: int = 0
     watch: Watch[Rescaled] = field(default_factory=lambda: Watch(clear_after=8))
+    apart: Watch[Rescaled] = field(default_factory=lambda: Watch(clear_after=8))
+    begun: tuple[int, ...] = ()
 
     def take(self, step: int, sizes: Float64) -> None:
         """The next observation of all members, positive numbers."""
         self.last.append((step, np.log(sizes)))
         if len(self.last) < _LASTS:
             return
+        self._beside_the_others(step)
         found = self._shifted()
         if found is None:
             self.watch.good(step)
@@ -75,6 +90,53 @@ class Group:
         if found is None:
             self.past.append(oldest)
             self.fresh += 1
+
+    def _beside_the_others(self, step: int) -> None:
+        """Whether a rank's inputs have been of another size than the others' from the start."""
+        if self.fresh == _LEAST and self.usual is None and not self.begun:
+            place = self._odd_one(np.stack([values for _, values in self.past]), 1.0)
+            if place is not None:
+                # Of two, nobody can say which is right.
+                odd = [place] if len(self.members) > 2 else [0, 1]
+                self.begun = tuple(self.members[n] for n in odd)
+        if not self.begun:
+            return
+        rows = np.stack([values for _, values in self.last])
+        place = self._odd_one(rows, _ENDS)
+        if place is None or self.members[place] not in self.begun:
+            self.apart.good(step)
+            return
+        levels = np.median(rows, axis=0)
+        others = float(np.median(np.delete(levels, place)))
+        factor = math.exp(float(levels[place]) - others)
+        found = Rescaled(self.begun, factor, math.exp(others), begun=True)
+        onset = (
+            step if self.apart.found else self._since(place, 0.5 * (float(levels[place]) - others))
+        )
+        self.apart.bad(step, found, first_step=onset)
+
+    def _since(self, place: int, half: float) -> int:
+        """First step from which on a rank's inputs lie beyond this distance from the others'."""
+        onset = self.last[0][0]
+        for step, values in reversed(self.past):
+            if (values[place] - np.median(np.delete(values, place))) / half < 1:
+                break
+            onset = step
+        return onset
+
+    def _odd_one(self, rows: Float64, share: float) -> int | None:
+        """Place of the one whose logarithms, [N, R], lie apart from all others', which agree."""
+        levels = np.median(rows, axis=0)
+        order = np.argsort(levels)
+        least = math.log(_APART_OF_TWO if len(levels) == 2 else _APART) * share
+        if len(levels) == 2:
+            return int(order[1]) if levels[order[1]] - levels[order[0]] > least else None
+        for place, rest in ((order[-1], order[:-1]), (order[0], order[1:])):
+            others = levels[rest]
+            distance = np.abs(levels[place] - others).min()
+            if distance > least and np.ptp(others) <= _AGREE * distance:
+                return int(place)
+        return None
 
     def _onset(self, found: Rescaled) -> int:
         """First of the consecutive observations; some came before it was known what is usual."""
@@ -136,12 +198,14 @@ class InputSizes:
         return [
             _finding(episode)
             for group in self.groups.values()
-            for episode in group.watch.take(window.last_step)
+            for watch in (group.watch, group.apart)
+            for episode in watch.take(window.last_step)
         ]
 
     def open(self, step: int) -> Sequence[Episode[Rescaled]]:
         """What is not over at a step."""
-        found = [group.watch.open(step) for group in self.groups.values()]
+        watches = [w for group in self.groups.values() for w in (group.watch, group.apart)]
+        found = [watch.open(step) for watch in watches]
         return [episode for episode in found if episode is not None]
 
 
@@ -150,6 +214,14 @@ def title_of(episode: Episode[Rescaled]) -> str:
     facts = episode.facts
     times = facts.factor if facts.factor > 1 else 1 / facts.factor
     size = "larger" if facts.factor > 1 else "smaller"
+    if facts.begun:
+        if len(facts.ranks) > 1:
+            return (
+                f"The inputs of {ranks(facts.ranks)} differ in size by a factor of {number(times)}"
+            )
+        return (
+            f"The inputs of {ranks(facts.ranks)} are {number(times)} times {size} than the others'"
+        )
     return (
         f"The inputs of {ranks(facts.ranks)} are {number(times)} times {size} since step "
         f"{episode.first_step}"
@@ -159,6 +231,8 @@ def title_of(episode: Episode[Rescaled]) -> str:
 def _finding(episode: Episode[Rescaled]) -> Finding:
     facts, step = episode.facts, episode.first_step
     who = ranks(facts.ranks)
+    if facts.begun:
+        return _begun(episode)
     return episode.finding(
         kind="data.outlier",
         key=f"inputs:{facts.ranks[0]}",
@@ -177,6 +251,33 @@ def _finding(episode: Episode[Rescaled]) -> Finding:
         remedy=(
             f"Print mean and standard deviation of a batch of {who} and of another rank, and "
             f"compare the transforms, their settings and the files of {who} from step {step} on."
+        ),
+        evidence={"factor": facts.factor, "usual": facts.usual},
+    )
+
+
+def _begun(episode: Episode[Rescaled]) -> Finding:
+    facts = episode.facts
+    who = ranks(facts.ranks)
+    whose = f"of {who}" if len(facts.ranks) == 1 else "of one of the two"
+    return episode.finding(
+        kind="data.outlier",
+        key=f"inputs:beside:{facts.ranks[0]}",
+        severity="warning",
+        title=title_of(episode),
+        ranks=facts.ranks,
+        stage="batch",
+        cause=sentences(
+            f"From the start the inputs {whose} have had {number(facts.factor)} times the root "
+            f"mean square of the other ranks', which is {number(facts.usual)}. They are normalised "
+            "differently, twice or not at all, decoded otherwise, or are other data.",
+            "Layers that normalise hide this from the loss; running statistics of batch norm, and "
+            "so evaluations and what is saved, suffer from it.",
+        ),
+        remedy=(
+            f"Print mean and standard deviation of a batch of {who} and of another rank, and "
+            "compare the transforms, their settings, the versions of what decodes the files, and "
+            "the files themselves."
         ),
         evidence={"factor": facts.factor, "usual": facts.usual},
     )

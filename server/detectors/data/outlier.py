@@ -167,7 +167,9 @@ class DataOutlier(Detector[OutlierState]):
         out), or where as many are of one rank alone as chance gives in fewer than 1 of 100 cases.
         Inputs: the logarithm of `input_rms`, of which 4 consecutive observations of a rank lie on
         one side of its median in the last 64 (16 at least), by a factor of 2 and by 8 robust
-        standard deviations (0.02 at least), while the others moved less than a third as far. And
+        standard deviations (0.02 at least), while the others moved less than a third as far.
+        Or a rank's median over its first 16 lies apart from all others' by a factor of 5 (of two
+        ranks, 20), and these agree within the cube root of that distance. And
         single ones, on one rank or on all: further from the median of the rank's last 64 (16 at
         least) than a factor of 5, 10 robust standard deviations and 3 times the furthest of these,
         and at most one of the 4 after it.

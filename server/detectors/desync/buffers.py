@@ -24,7 +24,11 @@ _MAX_DETAILS = 16
 # What batch norm estimates. Variances of batches of one kind of data do not differ by half.
 _VARIANCE = ".running_var"
 _STATISTICS = (".running_mean", _VARIANCE)
+_COUNTER = ".num_batches_tracked"
 _FAR = 0.5
+# Consecutive samples at which another buffer differs by the same number: nothing moves it. Relative
+# distance from which on it is more than the rounding of a statistic that each rank reckoned.
+_CONSTANT, _MATTERS = 4, 1e-3
 _PARAMETERS = ("start", "parameters")
 # Distance of the parameters over their norm from which on ranks hold other models. Rounding that
 # adds up stays below: float32 has 1e-7, and bfloat16 1e-2 of one element, far less of a norm.
@@ -53,7 +57,10 @@ class OwnBuffers(Incident):
         most: largest relative distance of a variance so far.
         far: whether one was more than half of its norm, of ranks with the same parameters.
         still: whether statistics differed by the same number at two consecutive samples.
-        last: relative distances at the last sample, by name of the statistics.
+        constant: what is no statistic of batch norm and differed by the same number, at every
+            sample since the first of several.
+        last: distances at the last sample, by name of the statistics.
+        others: distance and relative distance of what is none, with the samples since they moved.
         jump: statistics of one rank that left the others' at a step.
     """
 
@@ -64,7 +71,9 @@ class OwnBuffers(Incident):
     most: float = 0.0
     far: bool = False
     still: bool = False
+    constant: tuple[TensorDifference, ...] = ()
     last: dict[str, float] = field(default_factory=dict)
+    others: dict[str, tuple[tuple[float, float], int]] = field(default_factory=dict)
     jump: Jump = field(default_factory=Jump)
 
     def observe(self, comparison: Comparison, *, one_model: bool) -> None:
@@ -78,6 +87,7 @@ class OwnBuffers(Incident):
         # Statistics that the batches still move never differ twice by the same distance.
         self.still |= bool(held) and held == self.last
         self.last = held
+        self._follow_others(comparison)
         distances = [t.relative for t in comparison.tensors if t.name.endswith(_VARIANCE)]
         self.most = max([self.most, *distances])
         far = one_model and any(relative > _FAR for relative in distances)
@@ -86,11 +96,31 @@ class OwnBuffers(Incident):
         # What one rank did at a step is a finding of its own.
         self.far |= far and self.jump.step < 0
 
+    def _follow_others(self, comparison: Comparison) -> None:
+        now: dict[str, tuple[tuple[float, float], int]] = {}
+        constant = []
+        for tensor in comparison.tensors:
+            if tensor.name.endswith((*_STATISTICS, _COUNTER)) or not tensor.relative > _MATTERS:
+                continue
+            # Counters may differ by the same number and grow: their norm grows, too.
+            size = tensor.distance, tensor.relative
+            before, times = self.others.get(tensor.name, (size, 0))
+            times = times + 1 if size == before else 1
+            now[tensor.name] = size, times
+            if times >= _CONSTANT:
+                constant.append(tensor)
+        self.others = now
+        if constant and not self.constant:
+            self.constant = tuple(constant)
+
     @property
     def harm(self) -> str:
         """Why these are not the statistics of each rank's own batches; empty where they may be."""
-        statistics = [t for t in self.tensors if t.name.endswith(_STATISTICS)]
-        if not statistics or self.widest.stage != "buffers":
+        if self.widest.stage != "buffers":
+            return ""
+        if self.constant:
+            return "constant"
+        if not any(t.name.endswith(_STATISTICS) for t in self.tensors):
             return ""
         groups = groups_of(self.widest)
         if self.widest.decided and len(groups[0]) > 1:
@@ -135,15 +165,17 @@ class Buffers(Detector[BuffersState]):
         by default: nothing is wrong with the training then, but which rank is evaluated and saved
         matters. Warning where running means and variances are not those of each rank's own batches
         (most ranks agree bit for bit and some do not; or they differ and no step moves them any
-        more), or where a running variance differs by more than half of its norm although the
-        parameters are the same: the model then does something else on another rank. Warning where
-        parameters of a watched module differ: it is made from parameters that are the same
-        everywhere, so it has to be, too. Warning where the statistics of one rank jump away.
+        more), where a buffer that is no statistic of batch norm and that no step moves (the same
+        distance at 4 samples) differs by more than 1e-3 of its norm, or where a running variance
+        differs by more than half of its norm although the parameters are the same: the model then
+        does something else on another rank. Warning where parameters of a watched module differ: it
+        is made from parameters that are the same everywhere, so it has to be, too. Warning where
+        the statistics of one rank jump away.
 
     Evidence:
         `groups` (ranks that agree with each other), `decided`, `tensors_differing`,
-        `tensor_count`, `tensor_details`, `harm` (why it is a warning: `minority`, `still` or `far`)
-        and `variance` (largest relative distance of a running variance).
+        `tensor_count`, `tensor_details`, `harm` (why it is a warning: `constant`, `minority`,
+        `still` or `far`) and `variance` (largest relative distance of a running variance).
 
     Source:
         DistributedDataParallel's `broadcast_buffers`, which makes buffers equal at the beginning of
@@ -314,6 +346,18 @@ def _explain(incident: OwnBuffers, who: str) -> tuple[str, str]:
     """Cause and remedy where the model's own buffers differ."""
     step = incident.first_step
     match incident.harm:
+        case "constant":
+            names = ", ".join(f"`{t.name}`" for t in incident.constant[:3])
+            return (
+                f"No step of the training moves {names}, and the ranks hold different ones: a mean "
+                "and deviation to normalise with, a table, a mask or weights of a loss that each "
+                "rank computed from its own data or random numbers. The same input gives another "
+                "output on every rank, and a checkpoint of one has its values alone.",
+                "Compute it from all data or load it from one file, before the model is wrapped, "
+                "and broadcast it once from one rank. DistributedDataParallel makes buffers equal "
+                "when it wraps a module: what is set later, it does not with "
+                "`broadcast_buffers=False`.",
+            )
         case "minority":
             return (
                 f"At step {step} the other ranks' statistics of batch norm agree bit for bit, and "

@@ -82,8 +82,35 @@ def test_three_odd_batches_are_no_shift():
 
 def test_a_few_steps_say_nothing_of_what_is_usual():
     rms = sizes()
-    rms[1, 4:] *= 16
+    rms[1, 4:] *= 3
     assert alerts(rms) == ()
+
+
+@pytest.mark.parametrize(("factor", "size"), [(255.0, "larger"), (1 / 16, "smaller")])
+@pytest.mark.parametrize("since", [0, 4])
+def test_one_rank_reads_inputs_of_another_size_than_all_others_from_the_start(factor, size, since):
+    rms = sizes(ranks=4, scatter=0.05)
+    rms[1, since:] *= factor
+    (alert,) = alerts(rms)
+    assert (alert.kind, alert.severity, alert.stage) == ("data.outlier", "warning", "batch")
+    assert (alert.ranks, alert.first_step, alert.state) == ((1,), since, "open")
+    assert f"times {size} than the others'" in alert.title
+    assert alert.evidence["factor"] == pytest.approx(factor, rel=0.05)
+
+
+def test_of_two_ranks_nobody_can_say_which_is_right():
+    (alert,) = alerts(sizes(levels=[255, 1], ranks=2))
+    assert (alert.ranks, alert.severity) == ((0, 1), "warning")
+    assert alerts(sizes(levels=[8, 1], ranks=2)) == ()
+
+
+def test_it_ends_where_the_sizes_become_alike():
+    rms = sizes(levels=[1, 1, 40], ranks=3)
+    rms[2, 100:] /= 40
+    first, second = sorted(alerts(rms), key=lambda alert: alert.first_step)
+    assert (first.first_step, first.state) == (0, "resolved")
+    assert 97 <= first.last_step <= 103
+    assert second.first_step == 100
 
 
 def test_an_early_change_is_dated_back():
@@ -93,8 +120,9 @@ def test_an_early_change_is_dated_back():
     assert (alert.ranks, alert.first_step) == ((1,), 12)
 
 
-def test_inputs_of_other_sizes_from_the_start_are_not_judged():
-    assert alerts(sizes(levels=[1, 16, 1, 1])) == ()
+@pytest.mark.parametrize("levels", [[1, 4, 1, 1], [1, 16, 3, 1], [1, 1, 30, 30], [9, 1]])
+def test_ranks_that_read_data_of_sizes_of_their_own_are_not_judged(levels):
+    assert alerts(sizes(levels=levels, ranks=len(levels))) == ()
 
 
 def odd(rms, **keywords):

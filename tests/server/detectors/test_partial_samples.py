@@ -286,6 +286,35 @@ def test_other_buffers_may_be_one_ranks_own():
     assert severity_of([differing(30, "buffers", [0, 0, 1, 0], [counter], of=3)]) == ("info", "")
 
 
+def others(step, clusters, distance, relative):
+    mean = TensorDifference("mean", (3, 1, 1), (1,), distance, relative, 1, "buffers")
+    return differing(step, "buffers", clusters, [mean], of=3)
+
+
+@pytest.mark.parametrize("clusters", [[0, 1], [0, 0, 1, 0], [0, 1, 2, 3]])
+def test_what_no_step_moves_is_not_each_ranks_own(clusters):
+    samples = [others(step, clusters, 0.4, 0.2) for step in range(0, 40, 8)]
+    (alert,) = judge(run(samples, ranks=len(clusters)), [Buffers()]).alerts
+    assert (alert.severity, alert.evidence["harm"]) == ("warning", "constant")
+    assert "No step of the training moves `mean`" in alert.cause
+    assert alert.first_step == 0
+
+
+def test_a_memory_of_each_ranks_own_moves():
+    samples = [others(s, [0, 1, 2, 3], 0.4 + 0.01 * s, 0.2) for s in range(0, 40, 8)]
+    assert severity_of(samples) == ("info", "")
+
+
+def test_nor_does_a_counter_that_lags_by_the_same_number_stand_still():
+    samples = [others(s, [0, 0, 1, 0], 1.0, 1 / (1 + s)) for s in range(0, 40, 8)]
+    assert severity_of(samples) == ("info", "")
+
+
+def test_nor_what_differs_by_its_rounding():
+    samples = [others(s, [0, 0, 1, 0], 1e-5, 1e-5) for s in range(0, 40, 8)]
+    assert severity_of(samples) == ("info", "")
+
+
 def test_statistics_that_differ_and_stay_as_they_are():
     samples = [equal(20, "buffers", 2), *(statistics(step, [0, 1], 0.1) for step in (30, 34))]
     assert severity_of(samples) == ("warning", "still")
