@@ -201,6 +201,8 @@ class EvaluationMode(Detector[ModeState]):
             sizes = sorted((len(same) for same in alike.values()), reverse=True)
             undecided = sizes[0] == sizes[1]
             most = max(alike.values(), key=len)
+            if undecided and (as_before := _as_at_first(state, held)):
+                undecided, most = False, as_before
             # Those in evaluation mode, where they are few; where they are most, the others differ.
             suspects = sorted(held if undecided else set(held) - set(most))
             names = {n for m in held.values() for n in m.names}
@@ -215,6 +217,13 @@ class EvaluationMode(Detector[ModeState]):
                 _ordered(held, differing),
             )
         return None
+
+
+def _as_at_first(state: ModeState, held: Mapping[int, Modes]) -> list[int]:
+    """Ranks that are in the mode in which all began; empty where they began in different ones."""
+    if len({state.first[rank].held for rank in held}) > 1:
+        return []
+    return [rank for rank, modes in held.items() if modes.held == state.first[rank].held]
 
 
 def _together(state: ModeState, now: Mapping[int, Modes]) -> Evaluating | None:

@@ -36,6 +36,8 @@ class StalledPolicy(FallingPolicy):
         gain: rise of the accuracy since the start up to which nothing was gained, or more where
             `gain_error` allows it.
         high: accuracy from which on nothing is left to gain.
+        explained: share of the deviance explained, from which on the answers follow the inputs: an
+            accuracy that stays is then the data's ceiling, or that of what was loaded.
         unlike: difference of the accuracies of two places of a period, from which on it says why:
             batches of one source differ by a tenth where they have 32 samples.
         min_error: standard errors of the difference between the halves that count as no change.
@@ -52,6 +54,7 @@ class StalledPolicy(FallingPolicy):
     flat: Share = 0.005
     gain: Share = 0.05
     high: Share = 0.97
+    explained: Share = 0.5
     unlike: Share = 0.2
     min_error: Sigmas = 2.0
     gain_error: Sigmas = 3.0
@@ -98,6 +101,7 @@ class StalledState:
     seen: set[str] = field(default_factory=set)
     observed: int = 0
     updates: deque[float] = field(default_factory=lambda: deque(maxlen=20))
+    shares: deque[float] = field(default_factory=lambda: deque(maxlen=20))
     rate: float = math.nan
     folds: Folds = field(default_factory=Folds)
     turns: dict[int, Turns] = field(default_factory=dict)
@@ -112,7 +116,8 @@ class AccuracyStalled(Detector[StalledState]):
         the means of the accuracy's two halves differ by less than twice the standard error of
         their difference (or 0.005), and the later one is no better than the first 50 observations
         by more than 3 standard errors (or 0.05). The standard error is that of neighbouring
-        differences (von Neumann 1941). An accuracy above 0.97 has nothing to gain. An accuracy
+        differences (von Neumann 1941). An accuracy above 0.97 has nothing to gain, nor has one of
+        answers that explain half of the deviance. An accuracy
         that has risen and then stays is no fault of this kind: data have their ceilings. Where the
         accuracy has a period (as `loss.oscillating` finds shapes that repeat) within which it
         differs by 0.2, the cause says so. Scores: of
@@ -139,7 +144,10 @@ class AccuracyStalled(Detector[StalledState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("accuracy.stalled",)
     of_one_task: ClassVar[bool] = True
-    wants: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "lr", "update_ratio", "*")
+    wants: ClassVar[tuple[str, ...]] = (
+        *("loss", "accuracy", "lr", "update_ratio", "explained_deviance"),
+        "*",
+    )
 
     policies: ClassVar[type[Policy]] = StalledPolicy
     policy: StalledPolicy
@@ -159,10 +167,12 @@ class AccuracyStalled(Detector[StalledState]):
         state.observed += len(window.steps)
         state.seen |= {n for n in _PAIR if n in window.series and window.series[n].present.any()}
         state.scores.take(window, self.policy)
-        for step, row in together(window, "loss", "accuracy", "lr", "update_ratio"):
+        names = "loss", "accuracy", "lr", "update_ratio", "explained_deviance"
+        for step, row in together(window, *names):
             state.rate = row.get("lr", state.rate)
-            if math.isfinite(row.get("update_ratio", math.nan)):
-                state.updates.append(row["update_ratio"])
+            for name, kept in (("update_ratio", state.updates), (names[-1], state.shares)):
+                if math.isfinite(row.get(name, math.nan)):
+                    kept.append(row[name])
             if math.isfinite(row.get("accuracy", math.nan)):
                 self._fold(step, row["accuracy"], state)
             if state.course.push(step, row):
@@ -192,6 +202,7 @@ class AccuracyStalled(Detector[StalledState]):
             abs(late - early) < max(policy.min_error * error, policy.flat)
             and late - at_start <= max(policy.gain_error * start_error, policy.gain)
             and late < policy.high
+            and not median(state.shares) > policy.explained
         )
         if fallen is None or not stuck:
             state.watch.good(step)

@@ -10,7 +10,7 @@ from tests.support.traces import Trace
 STEPS = 400
 
 
-def alert(places, *, cuts=(), seed=0):
+def alerts(places, *, cuts=(), seed=0, explained=None):
     """Of a loss that falls; `places`: the accuracy at each place of a period."""
     random = np.random.default_rng(seed)
     each, shape = np.arange(STEPS), (2, STEPS)
@@ -19,7 +19,13 @@ def alert(places, *, cuts=(), seed=0):
         "loss": 1 + np.exp(-each / 150) + 0.03 * random.standard_normal(shape),
         "accuracy": level + 0.06 * random.standard_normal(shape),
     }
-    (found,) = judge(Trace("turns", seed, each, series), [AccuracyStalled()], cuts).alerts
+    if explained is not None:
+        series["explained_deviance"] = explained + 0.02 * random.standard_normal(shape)
+    return judge(Trace("turns", seed, each, series), [AccuracyStalled()], cuts).alerts
+
+
+def alert(places, *, cuts=()):
+    (found,) = alerts(places, cuts=cuts)
     return found
 
 
@@ -36,3 +42,9 @@ def test_sources_that_are_alike_have_no_period(places):
     found = alert(places)
     assert "period" not in found.evidence
     assert "more confident" in found.cause
+
+
+@pytest.mark.parametrize(("explained", "found"), [(0.0, 1), (0.3, 1), (0.77, 0)])
+def test_an_accuracy_of_answers_that_follow_the_inputs_has_come_to_its_ceiling(explained, found):
+    """Many of a contrastive batch are the same thing; a fine-tuning begins with what was loaded."""
+    assert len(alerts([0.63], explained=explained)) == found
