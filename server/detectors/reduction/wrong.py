@@ -84,6 +84,7 @@ class ReductionState:
         streaks: lowest rank of a replica class -> those in a row that were not `plain`.
         divided: lowest rank of a replica class -> number of samples in a row with the same tensors
             divided by the same number, which gets mixed up with that of the ranks.
+        factors: lowest rank of a replica class -> factor of its last reduction.
         unexplained: those that were something else, from the start on.
         tensors: most tensors examined in one; `unknown` are those that could not be, and
             `compressed` the number of those that need not be the mean.
@@ -97,6 +98,7 @@ class ReductionState:
     plain: int = 0
     streaks: dict[int, _Streak] = field(default_factory=dict)
     divided: dict[int, _Divided] = field(default_factory=dict)
+    factors: dict[int, float] = field(default_factory=dict)
     unexplained: int = 0
     tensors: int = 0
     tensor_count: int = 0
@@ -130,21 +132,21 @@ class ReductionWrong(Detector[ReductionState]):
         that is 10 % too much or too little, else at the third sample in a row. One factor for all
         ranks that is the number of ranks, or one over it, is reported at once (the second time, if
         gradients were scaled by hand before); any other at the third sample in a row, unless it is
-        one over the micro-batches of a step or a loss scale (a power of two from 64 on), or what
-        the losses were divided by beforehand (of a cross entropy, of which the mean is known). So
-        are weights that stay the same and are nobody's share; other weights at each step may be
-        those of tokens that nobody posts. Weights times local norms that are one number for all
-        ranks that count less than 1/N, at three samples in a row, are clipping before the
-        reduction. Of single tensors, too, a factor as of a sum that was divided by one rank more or
-        less, by the job's ranks or the micro-batches, is reported at the third sample in a row.
-        Tensors without the common weights are compared with zeros, the sampled step before, the
-        other tensors of their shape, and other weights. Something else altogether is reported only
-        where the reduction was right before: a gradient may be changed on purpose (clipping by
-        value, noise, hooks). Where torch's own hooks round to 16 bits, these bits are allowed for
-        (and what float16 lacks below 6e-8); of matrices that PowerSGD approximates, only what is
-        not an approximation counts (zeros, a factor, a rank left out); the tensors that it leaves
-        alone are held to the mean. Not judged where the ranks do not agree on the result, which is
-        `desync.gradients`. Over after 8 steps in order.
+        one over the micro-batches of a step on all stages of the job alike, or a loss scale (a
+        power of two from 64 on), or what the losses were divided by beforehand (of a cross entropy,
+        of which the mean is known). So are weights that stay the same and are nobody's share; other
+        weights at each step may be those of tokens that nobody posts. Weights times local norms
+        that are one number for all ranks that count less than 1/N, at three samples in a row, are
+        clipping before the reduction. Of single tensors, too, a factor as of a sum that was divided
+        by one rank more or less, by the job's ranks or the micro-batches, is reported at the third
+        sample in a row. Tensors without the common weights are compared with zeros, the sampled
+        step before, the other tensors of their shape, and other weights. Something else altogether
+        is reported only where the reduction was right before: a gradient may be changed on purpose
+        (clipping by value, noise, hooks). Where torch's own hooks round to 16 bits, these bits are
+        allowed for (and what float16 lacks below 6e-8); of matrices that PowerSGD approximates,
+        only what is not an approximation counts (zeros, a factor, a rank left out); the tensors
+        that it leaves alone are held to the mean. Not judged where the ranks do not agree on the
+        result, which is `desync.gradients`. Over after 8 steps in order.
 
         Means of means: ranks count equally, the largest number of tokens (or samples) of a step is
         twice the smallest or more at half of all samples, 8 at least, and the local norms do not
@@ -279,7 +281,14 @@ class ReductionWrong(Detector[ReductionState]):
             is_near(factor, 1.0, self.policy.exact)
             or abs(factor - 1.0) <= made.ratio_error / fault.expected
         )
-        averaged = is_near(factor, 1.0 / micro, self.policy.exact)
+        # Stages of a pipeline take the mean over micro-batches alike, or all leave it to the loss.
+        mine = int(made.ranks[0])
+        state.factors[mine] = factor
+        averaged = is_near(factor, 1.0 / micro, self.policy.exact) and all(
+            is_near(factor, other, self.policy.exact)
+            for key, other in state.factors.items()
+            if key != mine
+        )
         # A sum over 64 ranks is no loss scale.
         by_ranks = is_by_ranks(factor, size, self.policy.exact)
         scaled = is_loss_scale(factor, self.policy.exact) and not by_ranks
