@@ -184,6 +184,7 @@ def embeddings(
     targets: bool = False,
     inputs: float = 0.95,
     undone: bool = False,
+    power: float = 0.0,
     steps: int = 400,
 ) -> Trace:
     """Outputs that are compared with each other, whose directions have a spread of 0.6 at first.
@@ -195,6 +196,7 @@ def embeddings(
         targets: the loss goes by targets of its own.
         inputs: scatter of the samples of a batch over their size.
         undone: the loss rises again.
+        power: of the spread, by which the loss falls; 0: it goes to -1.
     """
     random = np.random.default_rng(seed)
     each = np.arange(steps)
@@ -202,8 +204,12 @@ def embeddings(
     course = ends + (0.6 - ends) * np.exp(-each / 20)
     course *= dips ** np.exp(-(((each - 40) / 30) ** 2))
     loss = -1 + np.exp(-each / 25) + (2.0 * each / steps if undone else 0.0)
+    loss = loss + 0.002 * random.standard_normal(shape)
+    if power:
+        course = ends + (0.6 - ends) * np.exp(-each / 40)
+        loss = 0.5 * np.exp(-each / 40) ** power * np.exp(0.05 * random.standard_normal(shape))
     series = {
-        "loss": loss + 0.002 * random.standard_normal(shape),
+        "loss": loss,
         "output_spread": course * np.exp(0.05 * random.standard_normal(shape)),
         "outputs_compared": np.full(shape, float(compared)),
         "input_spread": np.full(shape, inputs),

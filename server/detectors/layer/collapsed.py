@@ -30,6 +30,10 @@ class CollapsedPolicy(Policy):
             that learns a representation enlarges it.
         narrow: the same, as it is: 0.1 is a mean cosine of 0.9 between any two samples.
         lowest: its ratio to its lowest so far up to which it does not spread again.
+        gone: spread over what it was when it came below these, from which on it is going to
+            nothing: the answers to targets that are alike keep the spread of the targets.
+        as_loss: power of the spread by which the loss has fallen meanwhile, at least, and one over
+            it at most: a loss that equal outputs make small goes with their spread.
         at_best: distance of the loss from its best, as a share of what it has come down by, up to
             which nothing has undone what was learned.
     """
@@ -39,6 +43,8 @@ class CollapsedPolicy(Policy):
     together: Share = 0.25
     narrow: Number = 0.1
     lowest: Times = 1.5
+    gone: Share = 0.03
+    as_loss: Number = 0.4
     at_best: Share = 0.05
 
 
@@ -55,7 +61,12 @@ class Alike:
 
 @dataclass(slots=True)
 class CollapsedState:
-    """What is remembered of the outputs."""
+    """What is remembered of the outputs.
+
+    Attributes:
+        drawn: of outputs that are not known to be compared with each other, their spread and the
+            loss when they first had drawn together.
+    """
 
     watch: Watch[Alike]
     first: list[float] = field(default_factory=list)
@@ -67,6 +78,7 @@ class CollapsedState:
     counted: int = 0
     in_a_row: int = 0
     supervised: bool = False
+    drawn: tuple[float, float] | None = None
 
     def push(self, step: int, row: dict[str, float], policy: CollapsedPolicy) -> None:
         """Takes what was posted of a step.
@@ -84,9 +96,11 @@ class CollapsedState:
             self.progress.push(step, loss)
             _append(self.losses, loss, policy.recent)
         spread = row.get("output_spread", math.nan)
-        # Embeddings are compared with each other: of two views, two towers, or several samples.
-        if not math.isfinite(spread) or row.get("outputs_compared", 0.0) < 2:
+        if not math.isfinite(spread):
             return
+        # Embeddings are compared with each other: of two views, two towers, or several samples. Of
+        # one tensor of outputs, half may be compared with the other half, or all with targets.
+        alone = row.get("outputs_compared", 0.0) < 2
         self.counted += 1
         if len(self.first) < policy.recent // 2:
             self.first.append(spread)
@@ -94,9 +108,28 @@ class CollapsedState:
         if len(self.recent) == policy.recent:
             self.least = min(self.least, median(self.recent))
         if self.counted >= policy.compared and not self.supervised:
-            self._judge(step, policy)
+            self._judge(step, policy, alone=alone)
+        elif len(self.recent) == policy.recent:
+            self._drawn(policy)
 
-    def _judge(self, step: int, policy: CollapsedPolicy) -> None:
+    def _drawn(self, policy: CollapsedPolicy) -> bool:
+        """Whether the spread of the outputs goes to nothing, and the loss with it.
+
+        They are compared with each other then, for all that one can see.
+        """
+        spread, loss = median(self.recent), median(self.losses)
+        if spread >= min(policy.together * median(self.first), policy.narrow):
+            self.drawn = None
+            return False
+        if self.drawn is None:
+            self.drawn = spread, loss
+        before, loss_before = self.drawn
+        if not (0 < spread < policy.gone * before and 0 < loss < loss_before):
+            return False
+        power = math.log(loss_before / loss) / math.log(before / spread)
+        return policy.as_loss <= power <= 1 / policy.as_loss
+
+    def _judge(self, step: int, policy: CollapsedPolicy, *, alone: bool) -> None:
         spread, at_first, loss = median(self.recent), median(self.first), median(self.losses)
         scale = self.progress.scale
         # Inputs that are themselves alike have no other outputs; the spread of directions goes by
@@ -104,7 +137,8 @@ class CollapsedState:
         inputs = self.inputs**2 if math.isfinite(self.inputs) else 1.0
         drawn = spread < min(policy.together * min(at_first, inputs), policy.narrow)
         at_best = scale > 0 and loss - self.progress.best <= policy.at_best * scale
-        if not (drawn and at_best and spread <= policy.lowest * self.least):
+        compared = self._drawn(policy) or not alone
+        if not (drawn and at_best and compared and spread <= policy.lowest * self.least):
             self.in_a_row = 0
             self.watch.good(step)
             return

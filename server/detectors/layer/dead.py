@@ -132,8 +132,10 @@ class LayerDead(Detector[DeadState]):
         compared with each other and not with targets (two or more of a shape in a step, and no
         `explained_deviance`), the median spread of their directions at 16 consecutive of 100
         observations or more is below 0.1, below a quarter of that at first and of that of the
-        inputs, and no more than 1.5 times its lowest, while the loss is at its best. Or, where an
-        output has the shape of the input, the median spread of 32 of 160 or more is below 2 % of
+        inputs, and no more than 1.5 times its lowest, while the loss is at its best. Of one output
+        a step, it has come to 3 % of what it then was, too, and the loss has fallen by a power of
+        that between 0.4 and 2.5: half of it is compared with the other half. Or, where an output
+        has the shape of the input, the median spread of 32 of 160 or more is below 2 % of
         the square of `input_spread`, while the last 100 losses do not fall (Mann-Kendall Z above
         -2.5). Over after 8 steps (32) without it.
 
