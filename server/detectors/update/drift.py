@@ -12,7 +12,9 @@ from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Ou
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Number, Observations, Policy, Share, Times
 from rankscope.server.detectors.statistics import exceeds, mean_over_ranks
-from rankscope.server.detectors.walking import median
+from rankscope.server.detectors.update import held
+from rankscope.server.detectors.update.held import HeldPolicy, HeldState
+from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number
 from rankscope.server.window import Check, Status, Window
 
@@ -25,7 +27,7 @@ _WHOLE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class DriftPolicy(Policy):
+class DriftPolicy(HeldPolicy):
     """Thresholds of `update.drift`.
 
     Attributes:
@@ -74,6 +76,7 @@ class DriftState:
     first: float = math.nan
     newest: list[float] = field(default_factory=list)
     worst: float = 0.0
+    held: HeldState = field(default_factory=lambda: HeldState(HeldPolicy()))
     watch: Watch[Drift] = field(default_factory=lambda: Watch(clear_after=50))
 
     def push(self, step: int, norm: float) -> None:
@@ -110,13 +113,18 @@ class UpdateDrift(Detector[DriftState]):
         each of these to the next faster than n squared. (Steps of one size and one direction make
         it grow with n, of one size and random directions with the root of n.) Fading: below a tenth
         of the largest, and falling by more than the fourth root of n from each to the next. Over
-        after 50 steps.
+        after 50 steps. Held down: below half of the largest, while the last 100 losses do not fall
+        (Mann-Kendall Z above -1) and the gradients of consecutive samples have a median cosine of
+        0.3 or more and a tenth of their size at the start, at three examinations in a row: a
+        minimum has gradients that are noise.
 
     Severity:
         Warning; critical from 1,000 times what it was at the start on.
 
     Evidence:
-        `first`, `most`, `now`, `per_step` (relative growth a step over the last quarter).
+        `first`, `most`, `now`, `per_step` (relative growth a step over the last quarter). Of those
+        held down `most`, `now`, `gradient` (its size over that at the start), `cosine`, `loss`, and
+        `decay` (learning rate times weight decay) where it is known.
 
     Source:
         Merrill et al. (2021), Effects of Parameter Norm Growth During Transformer Training: growth
@@ -126,6 +134,7 @@ class UpdateDrift(Detector[DriftState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("update.drift",)
     needs: ClassVar[tuple[str, ...]] = ("weight_norm",)
+    wants: ClassVar[tuple[str, ...]] = held.SERIES
 
     policies: ClassVar[type[Policy]] = DriftPolicy
     policy: DriftPolicy
@@ -136,7 +145,7 @@ class UpdateDrift(Detector[DriftState]):
 
     def start(self) -> DriftState:
         """Nothing seen yet."""
-        return DriftState()
+        return DriftState(held=HeldState(self.policy))
 
     def advance(self, window: Window, state: DriftState) -> Outcome:
         """Takes the norms one by one; one that is not finite is another detector's matter."""
@@ -146,8 +155,11 @@ class UpdateDrift(Detector[DriftState]):
                 state.push(step, norm)
                 if state.count >= self.policy.evidence:
                     self._judge(step, state)
-        findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
-        return Outcome({"update.drift": _check(window, state, self.policy)}, findings)
+        for step, row in together(window, *held.SERIES):
+            state.held.push(step, row)
+        findings = [_finding(e, self.policy) for e in state.watch.take(window.last_step)]
+        findings += [held.finding(e) for e in state.held.watch.take(window.last_step)]
+        return Outcome({"update.drift": _check(window, state, self.policy)}, tuple(findings))
 
     def _judge(self, step: int, state: DriftState) -> None:
         policy, now, first_step = self.policy, median(state.newest), state.steps[0]
@@ -185,6 +197,8 @@ def _check(window: Window, state: DriftState, policy: DriftPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
+    if (down := state.held.watch.open(window.last_step)) is not None:
+        return Check(Status.OPEN, f"{held.finding(down).title}.")
     if state.count < policy.evidence:
         why = f"{count(state.count, 'norm')} of the parameters of {policy.evidence} needed."
         return Check(Status.INSUFFICIENT_DATA, why)

@@ -1,0 +1,64 @@
+"""A decay that takes back what gradients add."""
+
+import numpy as np
+import pytest
+
+from rankscope.server.detectors.update import UpdateDrift
+from tests.support.judging import judge
+from tests.support.traces import Trace
+
+STEPS = 300
+
+
+def run(*, shrinks=0.3, cosine=0.6, asks=0.3, falls=0.0, decay=20.0, adam=False, cuts=()):
+    """A loss that comes to 0.7 within 40 steps.
+
+    Args:
+        shrinks: what the norm of the parameters comes to.
+        cosine: of gradients of consecutive steps, from step 40 on.
+        asks: what the size of the gradient comes to.
+        falls: what the loss falls by afterwards.
+    """
+    random = np.random.default_rng(0)
+    each, shape = np.arange(STEPS), (2, STEPS)
+    early = np.exp(-each / 12)
+    noise = 0.03 * random.standard_normal(shape)
+    series = {
+        "loss": 0.7 + 1.3 * early - falls * each / STEPS + noise,
+        "weight_norm": 15 * (shrinks + (1 - shrinks) * np.exp(-each / 30)) + 0 * noise,
+        "grad_cosine": cosine + (0.8 - cosine) * early + 5 * noise,
+        "grad_norm": 3 * (asks + (1 - asks) * early) + noise,
+        "lr": np.full(shape, 1e-3),
+        "hyperparameters/0/weight_decay": np.full(shape, decay),
+    }
+    if adam:
+        series["hyperparameters/0/betas.0"] = np.full(shape, 0.9)
+    return judge(Trace("held", 0, each, series), [UpdateDrift()], cuts).alerts
+
+
+def test_parameters_that_a_decay_holds_down():
+    (alert,) = run()
+    assert (alert.kind, alert.severity, alert.state) == ("update.drift", "warning", "open")
+    assert 20 <= alert.first_step <= 100
+    assert "what was learned 50 steps ago has faded to a third" in alert.cause
+    assert alert.evidence["decay"] == pytest.approx(0.02)
+    assert run(cuts=range(7, STEPS, 33)) == (alert,)
+
+
+def test_a_decay_that_is_part_of_adams_gradient_is_not_what_a_step_takes_off():
+    (alert,) = run(adam=True)
+    assert "decay" not in alert.evidence
+    assert "stronger than what the gradients add" in alert.cause
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        {"cosine": 0.05},  # the noise of a minimum
+        {"falls": 0.5},  # it learns
+        {"shrinks": 0.9},
+        {"asks": 0.02},  # the balance of a usual decay
+    ],
+)
+def test_a_training_in_which_nothing_is_taken_back(healthy):
+    assert run(**healthy) == ()
