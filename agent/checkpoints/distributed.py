@@ -7,6 +7,7 @@ data that torch puts there, and no other; the tensors and values are files of `t
 from __future__ import annotations
 
 import io
+import os
 import pathlib
 import pickle
 from functools import partial
@@ -68,13 +69,16 @@ class _PlainData(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def open_distributed(folder: Path) -> Source:
+def open_distributed(folder: Path, metadata: Metadata) -> Source:
     """A folder that torch.distributed.checkpoint has saved.
 
+    Args:
+        folder: of the metadata.
+        metadata: its, as read by `read_metadata`.
+
     Raises:
-        Unreadable: the metadata or a file that they name is missing, damaged, or would run code.
+        Unreadable: a file that the metadata name is missing, damaged, or would run code.
     """
-    metadata = _metadata(folder)
     stored: dict[MetadataIndex, _Stored] = metadata.storage_data
     ends: dict[str, int] = {}
     for one in stored.values():
@@ -108,7 +112,12 @@ def open_distributed(folder: Path) -> Source:
     return source
 
 
-def _metadata(folder: Path) -> Metadata:
+def read_metadata(folder: Path) -> Metadata:
+    """What a folder's metadata say.
+
+    Raises:
+        Unreadable: they are damaged, or would run code.
+    """
     path = folder / METADATA
     try:
         with path.open("rb") as file:
@@ -124,6 +133,12 @@ def _metadata(folder: Path) -> Metadata:
             f"code from them ({error})"
         ) from error
     return metadata
+
+
+def files_of(folder: Path, metadata: Metadata) -> set[str]:
+    """Paths of the files that metadata name."""
+    named = {str(one.relative_path) for one in metadata.storage_data.values()}
+    return {os.path.normpath(folder / name) for name in named}
 
 
 def _indices(metadata: Metadata, name: str) -> list[MetadataIndex]:

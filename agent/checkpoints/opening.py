@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from rankscope.agent.checkpoints.distributed import METADATA, SHARD_SUFFIX, open_distributed
+from rankscope.agent.checkpoints.distributed import (
+    METADATA,
+    SHARD_SUFFIX,
+    files_of,
+    open_distributed,
+    read_metadata,
+)
 from rankscope.agent.checkpoints.safetensors_file import (
     INDEX_SUFFIX,
     SUFFIX,
@@ -23,6 +29,8 @@ from rankscope.agent.checkpoints.torch_file import is_torch_file, open_torch_fil
 # Of these a file that cannot be read is a checkpoint that is damaged. Others (`.bin`, `.tar`, none)
 # are asked how they begin.
 _SUFFIXES = frozenset((".pt", ".pth", SUFFIX))
+# The member that is a folder's shards of torch.distributed.checkpoint, beside others.
+WHOLE = "."
 _DIGITS = re.compile(r"\d+")
 
 
@@ -33,7 +41,8 @@ class Checkpoint:
     Attributes:
         path: as it was given.
         members: path inside the folder -> what opens it; a file, and a folder that is a whole,
-            have one member, without a name.
+            have one member, without a name. Shards of torch.distributed.checkpoint have that of
+            their folder, `.` beside other members of the uppermost.
         passed_over: files of the folder that are no checkpoints.
     """
 
@@ -109,14 +118,15 @@ def _spelling(name: str) -> str:
 
 
 def _folder(path: str, place: Path) -> Checkpoint:
-    if (place / METADATA).is_file():
-        return Checkpoint(path, {"": partial(open_distributed, place)})
     found = Checkpoint(path, {})
+    stored: set[str] = set()
     for folder, below, files in os.walk(place):
         below.sort()
-        _add_folder(found, place, Path(folder), below, sorted(files))
-    if len(found.members) == 1 and next(iter(found.members)).endswith(INDEX_SUFFIX):
-        found.members = {"": next(iter(found.members.values()))}
+        _add_folder(found, place, Path(folder), sorted(files), stored)
+    if len(found.members) == 1:
+        ((name, opened),) = found.members.items()
+        if name == WHOLE or name.endswith(INDEX_SUFFIX):
+            found.members = {"": opened}
     if not found.members:
         raise Unreadable(
             f"{path}: in this folder there is no checkpoint: no file of torch.save or safetensors, "
@@ -126,20 +136,30 @@ def _folder(path: str, place: Path) -> Checkpoint:
 
 
 def _add_folder(
-    found: Checkpoint, top: Path, folder: Path, below: list[str], files: list[str]
+    found: Checkpoint, top: Path, folder: Path, files: list[str], stored: set[str]
 ) -> None:
+    """Adds the files of one folder.
+
+    Args:
+        stored: files that metadata of folders above name; those of this one are added.
+    """
+
     def named(name: str) -> str:
         return (folder / name).relative_to(top).as_posix()
 
-    if METADATA in files:
-        found.members[named("")] = partial(open_distributed, folder)
-        below.clear()
-        return
-    if shards := [name for name in files if name.endswith(SHARD_SUFFIX)]:
+    is_distributed = METADATA in files
+    if is_distributed:
+        files = [name for name in files if name != METADATA]
+        found.members[named("")] = _distributed(folder, stored)
+    files = [name for name in files if os.path.normpath(folder / name) not in stored]
+    shards = [name for name in files if name.endswith(SHARD_SUFFIX)]
+    if shards and not is_distributed:
         raise Unreadable(
             f"{folder}: {len(shards)} shards of torch.distributed.checkpoint, and no {METADATA}, "
             "which the save writes last: it has not ended"
         )
+    # Beside metadata they are of an earlier save, which they no longer name.
+    found.passed_over += map(named, shards)
     indices = [n for n in files if n.endswith(INDEX_SUFFIX)]
     # `model-00001-of-00002.safetensors`, beside `model.safetensors.index.json`.
     shard_names = [
@@ -147,16 +167,30 @@ def _add_folder(
         for stem, suffix in (os.path.splitext(n.removesuffix(INDEX_SUFFIX)) for n in indices)
     ]
     for name in files:
+        if name in shards or any(shard.fullmatch(name) for shard in shard_names):
+            continue
         if name in indices:
             found.members[named(name)] = partial(open_indexed, folder / name)
-        elif any(shard.fullmatch(name) for shard in shard_names):
-            continue
         elif not (folder / name).is_file():
             continue
         elif Path(name).suffix in _SUFFIXES or is_torch_file(folder / name):
             found.members[named(name)] = partial(_open_file, folder / name)
         else:
             found.passed_over.append(named(name))
+
+
+def _distributed(folder: Path, stored: set[str]) -> Callable[[], Source]:
+    """What opens the shards of a folder; their files are added to those that are stored."""
+    try:
+        metadata = read_metadata(folder)
+    except Unreadable as error:
+        return partial(_refuse, error)
+    stored |= files_of(folder, metadata)
+    return partial(open_distributed, folder, metadata)
+
+
+def _refuse(error: Unreadable) -> Source:
+    raise error
 
 
 def _open_file(path: Path) -> Source:

@@ -17,7 +17,9 @@ from rankscope.agent.checkpoints.comparison import (
     Compared,
     Difference,
 )
+from rankscope.agent.checkpoints.distributed import METADATA
 from rankscope.agent.checkpoints.elements import ElementDifference
+from rankscope.agent.checkpoints.opening import WHOLE
 from rankscope.agent.checkpoints.verification import DIFFERENT, SAME, Verification
 
 _MOST_LINES = 20
@@ -33,7 +35,7 @@ def lines(found: Verification) -> Iterator[str]:
         if os.path.realpath(found.paths[0]) == os.path.realpath(found.paths[1]):
             yield "  A and B are the same path; --replicas compares the files in it with each other"
     for member, path in list(found.missing.items())[:_MOST_LINES]:
-        yield f"  {member} is missing in {path}"
+        yield f"  {_called(member)} is missing in {path}"
     yield from _alike([(m, g) for m, g in found.groups.items() if not _is_told(g)])
     told = [(m, g) for m, g in found.groups.items() if _is_told(g)]
     left = _MOST_LINES
@@ -43,7 +45,7 @@ def lines(found: Verification) -> Iterator[str]:
     if len(told) > _MOST_LINES:
         yield f"  and {len(told) - _MOST_LINES} more files: --json has all of them"
     for member, why in list(found.unread.items())[:_MOST_LINES]:
-        yield f"  {member} was not compared: {why}"
+        yield f"  {_called(member)} was not compared: {why}"
     if found.passed_over:
         names = _few(found.passed_over)
         yield f"  Not compared, as they are no checkpoints or have no counterpart: {names}"
@@ -61,7 +63,7 @@ def _alike(groups: Sequence[tuple[str, Compared]]) -> Iterator[str]:
         for text in _steps(group):
             said.setdefault(text, []).append(member)
     for text, members in list(said.items())[:_MOST_LINES]:
-        which = f" (in {_few(members)})" if len(members) < len(groups) else ""
+        which = f" (in {_few([*map(_called, members)])})" if len(members) < len(groups) else ""
         yield f"  {text}{which}"
     yield from _renamed(sum(group.renamed for _, group in groups), "  ")
 
@@ -98,7 +100,7 @@ def _where(found: Verification) -> Iterator[str]:
     """Sentences on what all differences have in common."""
     with_any = [m for m, group in found.groups.items() if group.differences]
     if len(with_any) == 1 and len(found.groups) > 1 and not found.missing:
-        yield f"All differences are in {with_any[0]}."
+        yield f"All differences are in {_called(with_any[0])}."
     for group in found.groups.values():
         tensors = [d for d in group.differences if d.name in group.digests]
         files = {d.elements.files if d.elements is not None else () for d in tensors}
@@ -124,7 +126,7 @@ def _group(member: str, group: Compared, replicas: bool, left: int) -> Iterator[
     indent = "  "
     if member:
         number = _count(len(group.differences), "difference")
-        yield f"{indent}{member if not replicas else _few(group.labels)}: {number}"
+        yield f"{indent}{_called(member) if not replicas else _few(group.labels)}: {number}"
         indent = "    "
     yield from (f"{indent}{text}" for text in list(_steps(group))[:_MOST_LINES])
     yield from _renamed(group.renamed, indent)
@@ -207,6 +209,11 @@ def _elements(found: ElementDifference, here: str, there: str) -> str:
 def _shown(value: complex | float | int | bool) -> str:
     """A value with as many digits as distinguish numbers of 32 bits."""
     return f"{value:.9g}" if isinstance(value, float) else repr(value)
+
+
+def _called(member: str) -> str:
+    """A member, for a reader."""
+    return f"the shards that {METADATA} names" if member == WHOLE else member
 
 
 def _few(names: Sequence[str]) -> str:

@@ -3,11 +3,13 @@
 import copy
 import json
 import os
+import shutil
 from collections import OrderedDict
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import nn
 
@@ -418,3 +420,44 @@ def test_arrays_of_numpy_and_empty_containers(saved, verify):
     assert set(found["groups"][0]["digests"]) == {"big", "number"}
     code, _, found, _ = verify(first, saved("b.pt", arrays("c", [])))
     assert (code, set(differences(found))) == (1, {"names", "none"})
+
+
+def sharded_with_more(folder, value):
+    """One save of torch.distributed.checkpoint, and what a framework puts beside and below it."""
+    dcp.save({"w": torch.ones(8)}, checkpoint_id=folder, no_dist=True)
+    torch.save({"iteration": value}, folder / "common.pt")
+    (folder / "rng").mkdir()
+    torch.save(torch.full((3,), value), folder / "rng" / "rank0.pt")
+    (folder / "notes.txt").write_text("nothing")
+    # Left by a save of more ranks.
+    (folder / "__7_0.distcp").write_bytes(b"PK\x03\x04 and so on")
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_files_beside_the_shards_of_a_distributed_checkpoint(verify, tmp_path):
+    for name, value in (("a", 1), ("same", 1), ("b", 2)):
+        sharded_with_more(tmp_path / name / "inner", value)
+    for below in ("", "inner"):
+        a, same, b = (tmp_path / name / below for name in ("a", "same", "b"))
+        inside = "" if below else "inner/"
+        code, text, found, _ = verify(a, same)
+        assert code == 0, text
+        assert "3 files each" in text
+        assert found["passed_over"] == [f"{inside}__7_0.distcp", f"{inside}notes.txt"]
+        code, text, found, _ = verify(a, b)
+        assert code == 1
+        assert set(differences(found)) == {"iteration", ""}
+        differing = {g["member"] for g in found["groups"] if g["differences"]}
+        assert differing == {f"{inside}common.pt", f"{inside}rng/rank0.pt"}
+    # The shards are the whole where the other has nothing else; a file less is a difference.
+    shutil.rmtree(tmp_path / "b" / "inner")
+    dcp.save({"w": torch.ones(8)}, checkpoint_id=tmp_path / "b" / "inner", no_dist=True)
+    code, _, found, _ = verify(tmp_path / "a" / "inner", tmp_path / "b" / "inner")
+    assert (code, [g["member"] for g in found["groups"]]) == (1, ["."])
+    assert [one["member"] for one in found["missing"]] == ["common.pt", "rng/rank0.pt"]
+    # What is beside metadata that cannot be read is compared all the same.
+    for name in ("a", "same"):
+        (tmp_path / name / "inner" / ".metadata").write_bytes(b"no pickle")
+    code, text, found, _ = verify(tmp_path / "a" / "inner", tmp_path / "same" / "inner")
+    assert (code, [one["member"] for one in found["not_compared"]]) == (2, ["."])
+    assert [g["member"] for g in found["groups"]] == ["common.pt", "rng/rank0.pt"]
