@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,8 @@ from rankscope.agent.checkpoints.torch_file import is_torch_file, open_torch_fil
 _SUFFIXES = frozenset((".pt", ".pth", SUFFIX))
 # The member that is a folder's shards of torch.distributed.checkpoint, beside others.
 WHOLE = "."
+# So many folders no checkpoint has: one a rank, each with some below it.
+_MOST_FOLDERS = 100_000
 _DIGITS = re.compile(r"\d+")
 
 
@@ -120,9 +122,8 @@ def _spelling(name: str) -> str:
 def _folder(path: str, place: Path) -> Checkpoint:
     found = Checkpoint(path, {})
     stored: set[str] = set()
-    for folder, below, files in os.walk(place):
-        below.sort()
-        _add_folder(found, place, Path(folder), sorted(files), stored)
+    for folder, files in _folders(place):
+        _add_folder(found, place, folder, files, stored)
     if len(found.members) == 1:
         ((name, opened),) = found.members.items()
         if name == WHOLE or name.endswith(INDEX_SUFFIX):
@@ -133,6 +134,32 @@ def _folder(path: str, place: Path) -> Checkpoint:
             f"and no {METADATA} of torch.distributed.checkpoint"
         )
     return found
+
+
+def _folders(top: Path) -> Iterator[tuple[Path, list[str]]]:
+    """All folders, links to folders among them, with the names of their files, both sorted.
+
+    Raises:
+        OSError: one cannot be read.
+        Unreadable: they are too many, as links that lead to links can make them.
+    """
+    number = 0
+    # Each with where it really is, and those above it are: what leads back there is not entered.
+    start = os.path.realpath(top)
+    left = [(top, start, frozenset((start,)))]
+    while left:
+        folder, place, above = left.pop()
+        with os.scandir(place) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+        yield folder, [entry.name for entry in found if not entry.is_dir()]
+        for entry in reversed(found):
+            if not entry.is_dir():
+                continue
+            real = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
+            if real not in above:
+                left.append((folder / entry.name, real, above | {real}))
+        if (number := number + 1) + len(left) > _MOST_FOLDERS:
+            raise Unreadable(f"{top}: more than {_MOST_FOLDERS:,} folders, counting links to them")
 
 
 def _add_folder(
@@ -169,11 +196,13 @@ def _add_folder(
     for name in files:
         if name in shards or any(shard.fullmatch(name) for shard in shard_names):
             continue
+        is_file = (folder / name).is_file()
+        # A link that leads nowhere is a file that is missing; pipes and the like would block.
+        is_missing = not (folder / name).exists()
+        suffixed = Path(name).suffix in _SUFFIXES
         if name in indices:
             found.members[named(name)] = partial(open_indexed, folder / name)
-        elif not (folder / name).is_file():
-            continue
-        elif Path(name).suffix in _SUFFIXES or is_torch_file(folder / name):
+        elif (suffixed and is_missing) or (is_file and (suffixed or is_torch_file(folder / name))):
             found.members[named(name)] = partial(_open_file, folder / name)
         else:
             found.passed_over.append(named(name))

@@ -13,6 +13,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import nn
 
+from rankscope.agent.checkpoints import opening
 from rankscope.agent.checkpoints.command import main
 from rankscope.agent.fingerprint import FingerprintPlan
 
@@ -461,3 +462,63 @@ def test_files_beside_the_shards_of_a_distributed_checkpoint(verify, tmp_path):
     code, text, found, _ = verify(tmp_path / "a" / "inner", tmp_path / "same" / "inner")
     assert (code, [one["member"] for one in found["not_compared"]]) == (2, ["."])
     assert [g["member"] for g in found["groups"]] == ["common.pt", "rng/rank0.pt"]
+
+
+def test_linked_folders_are_entered(saved, verify, tmp_path):
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        (tmp_path / name / "inner").mkdir(parents=True)
+        (tmp_path / f"{name}-stored").mkdir()
+        saved(f"{name}/trainer.pt", {"step": 5})
+        saved(f"{name}-stored/model.pt", {"w": torch.full((4,), value)})
+        (tmp_path / name / "model").symlink_to(tmp_path / f"{name}-stored")
+        # Back to where it began, directly and through another folder.
+        (tmp_path / name / "inner" / "up").symlink_to("..")
+        (tmp_path / f"{name}-stored" / "up").symlink_to(tmp_path / name)
+    code, text, found, _ = verify(tmp_path / "a", tmp_path / "b")
+    assert code == 1
+    assert list(differences(found)) == ["w"]
+    assert [g["member"] for g in found["groups"]] == ["trainer.pt", "model/model.pt"]
+    # A folder that is there twice is compared twice, as where it is no link.
+    (tmp_path / "a" / "again").symlink_to(tmp_path / "a-stored")
+    code, text, found, _ = verify(tmp_path / "a", tmp_path / "a")
+    assert len(found["groups"]) == 3
+
+
+def test_links_that_double_the_folders_at_each_level_end(saved, verify, tmp_path, monkeypatch):
+    monkeypatch.setattr(opening, "_MOST_FOLDERS", 2000)
+    for level in range(40):
+        (tmp_path / "levels" / str(level)).mkdir(parents=True)
+        for link in "ab":
+            (tmp_path / "levels" / str(level) / link).symlink_to(
+                tmp_path / "levels" / str(level + 1)
+            )
+    (tmp_path / "levels" / "40").mkdir()
+    saved("levels/40/model.pt")
+    code, _, _, complaint = verify(tmp_path / "levels" / "0", tmp_path / "levels" / "0")
+    assert (code, "folders" in complaint) == (2, True)
+
+
+def test_what_a_folder_names_and_cannot_be_read_is_not_passed_over_in_silence(
+    saved, verify, tmp_path, monkeypatch
+):
+    for name in ("a", "b"):
+        (tmp_path / name / "inner").mkdir(parents=True)
+        saved(f"{name}/model.pt")
+        os.mkfifo(tmp_path / name / "pipe.pt")
+        (tmp_path / name / "nothing").symlink_to("nowhere")
+    code, text, found, _ = verify(tmp_path / "a", tmp_path / "b")
+    assert (code, found["passed_over"]) == (0, ["nothing", "pipe.pt"])
+    for name in ("a", "b"):
+        (tmp_path / name / "optimizer.pt").symlink_to("nowhere.pt")
+    code, text, found, _ = verify(tmp_path / "a", tmp_path / "b")
+    assert (code, [one["member"] for one in found["not_compared"]]) == (2, ["optimizer.pt"])
+    scandir = os.scandir
+
+    def refused(path):
+        if os.fspath(path).endswith("inner"):
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    code, _, _, complaint = verify(tmp_path / "a", tmp_path / "b")
+    assert (code, "Permission denied" in complaint) == (2, True)
