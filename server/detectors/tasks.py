@@ -60,11 +60,11 @@ class Tasks:
         series, choices = window.series.get(TASK), window.series.get(CLASSES)
         if series is None and choices is None and not (self.cycle or self.growing):
             return (window,)
-        before = self.cycle
+        before = self.known_at
         keep = np.ones(len(window.steps), dtype=bool)
         for column, step in enumerate(window.steps.tolist()):
             if series is not None and not self.ended:
-                there = series.present[:, column]
+                there = series.present[:, column] & np.isfinite(series.values[:, column])
                 if there.any():
                     self._push(step, int(series.values[there, column][0]))
             if choices is not None and choices.present[:, column].any():
@@ -75,7 +75,8 @@ class Tasks:
             if self.cycle:
                 keep[column] &= self.cycle[step % len(self.cycle)] == min(self.cycle)
         shown = _masked(window, keep)
-        if self.cycle and not before and self.of_others > _MIXED * self.pushed:
+        # It may have ended in the same window.
+        if self.known_at != before and self.of_others > _MIXED * self.pushed:
             return _divided(shown, self.known_at)
         return (shown,)
 

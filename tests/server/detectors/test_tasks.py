@@ -104,3 +104,30 @@ def test_a_loss_rises_while_it_chooses_among_ever_more_classes():
     late = series["loss"] + np.where(STEPS > 300, 3.0, 0.0)
     trace = Trace("queue", 0, STEPS, {"loss": late, "loss_classes": classes[None, :]})
     assert kinds(trace) == {"loss.diverging"}
+
+
+def ends_soon(nan_at=None):
+    """Tasks at random, in turn from step 90 to 130, and then the first one alone."""
+    random = np.random.default_rng(0)
+    each = np.arange(400)
+    task = np.where(each < 90, random.integers(0, 3, 400), each % 3)
+    task = np.where(each >= 130, 0, task)[None].astype(float)
+    if nan_at is not None:
+        task[0, nan_at] = np.nan
+    sizes = 100.0 ** (2 - task) * np.exp(0.1 * random.standard_normal((1, 400)))
+    loss = (2 * np.exp(-each / 200) + 0.1) * sizes
+    series = {"loss": loss, "grad_norm": sizes, "task": task}
+    return Trace("tasks", 0, each, series)
+
+
+def test_an_order_that_ends_in_the_window_in_which_it_is_known_makes_no_difference():
+    detectors = [LossDiverging(), LossOscillating(), GradientOscillating()]
+    found = {
+        str(judge(ends_soon(), detectors, cuts).alerts)
+        for cuts in ((), (105,), range(33, 400, 33), range(1, 400))
+    }
+    assert len(found) == 1
+
+
+def test_a_task_that_is_no_number_is_not_known():
+    assert judge(ends_soon(nan_at=50), [LossDiverging()]).checks
