@@ -68,12 +68,20 @@ def evaluated(sides: Sides, metric: str) -> Measured:
         NotMeasured: there is none in the second half of the common steps.
     """
     sides = sides.having(metric)
-    courses = [r.courses[metric] for r in sides.runs]
-    steps: Int64 = courses[0].steps
-    for course in courses[1:]:
-        steps = np.intersect1d(steps, course.steps)
-    if not len(steps) or steps[-1] <= sides.last - sides.span / 2:
+    half = sides.last - sides.span / 2
+    steps: Int64 = sides.runs[0].courses[metric].steps
+    others = set()
+    for one in sides.baseline:
+        common: Int64 = np.intersect1d(steps, one.courses[metric].steps)
+        # One that evaluates at other steps is no reason to compare none.
+        if len(common) and common[-1] > half:
+            steps = common
+        else:
+            others.add(one.name)
+    if len(others) == len(sides.baseline):
         raise NotMeasured("there is no step in the second half at which all have evaluated")
+    sides = sides.without(others)
+    courses = [r.courses[metric] for r in sides.runs]
     steps = steps[steps > min(sides.last - _ENDS[0] * sides.span, steps[-1] - 1)]
     means = np.array([c.values[np.isin(c.steps, steps)].mean() for c in courses])
     fine = np.isfinite(means)

@@ -26,10 +26,13 @@ class Recorded:
     Attributes:
         name: of the run.
         courses: by metric: means over the ranks, of memory the largest of them.
+        elsewhere: on another kind of machine: times and memory say which steps there are, and no
+            more.
     """
 
     name: str
     courses: Mapping[str, Course] = field(default_factory=dict)
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,17 +97,20 @@ def _span(run: Recorded) -> tuple[int, int] | None:
 def _long_enough(
     run: Recorded, baseline: Sequence[Recorded], spans: Mapping[str, tuple[int, int]]
 ) -> tuple[list[Recorded], dict[str, str]]:
-    """Baselines that do not end long before the others and the run; of those left out, why."""
+    """Baselines that cover about the steps of the others and the run; of those left out, why."""
     why = "it has recorded neither loss nor times of steps"
     left_out = {r.name: why for r in baseline if r.name not in spans}
     kept = [r for r in baseline if r.name in spans]
     if not kept or run.name not in spans:
         return kept, left_out
     usual = min(spans[run.name][1], float(np.median([spans[r.name][1] for r in kept])))
-    ends = {r.name: spans[r.name][1] for r in kept}
-    left_out |= {
-        name: f"it ends at step {end:,}" for name, end in ends.items() if end < _WHOLE * usual
-    }
+    # A resumed one has no beginning.
+    begin = max(spans[run.name][0], float(np.median([spans[r.name][0] for r in kept])))
+    for name, (first, end) in ((r.name, spans[r.name]) for r in kept):
+        if end < _WHOLE * usual:
+            left_out[name] = f"it ends at step {end:,}"
+        elif first - begin > (1 - _WHOLE) * (usual - begin):
+            left_out[name] = f"it begins at step {first:,}"
     return [r for r in kept if r.name not in left_out], left_out
 
 
@@ -128,9 +131,14 @@ def _measures(sides: Sides, no_measure: str, other_machine: str) -> Iterator[Mea
         try:
             if refused:
                 raise NotMeasured(refused)
-            yield measure(sides)
+            yield measure(_on_machines_alike(sides) if _of_machine(name) else sides)
         except NotMeasured as reason:
             yield Measured(name, "not_run", str(reason))
+
+
+def _on_machines_alike(sides: Sides) -> Sides:
+    others = {r.name for r in sides.baseline if r.elsewhere}
+    return sides.without(others) if others else sides
 
 
 def _of_machine(name: str) -> bool:

@@ -50,13 +50,18 @@ def step_seconds(sides: Sides) -> Measured:
     """
     sides = sides.having(STEP_SECONDS)
     begin = sides.first + math.ceil(_WARM_UP * sides.span)
-    timed = []
+    timed, too_few = [], []
     for one in sides.runs:
         course = one.courses[STEP_SECONDS]
         values = course.values[(course.steps >= begin) & np.isfinite(course.values)]
         if len(values) < FEWEST or not values.min() > 0:
-            raise NotMeasured(f"fewer than {FEWEST} steps of {one.name} were timed")
-        timed.append(values)
+            too_few.append(one.name)
+        else:
+            timed.append(values)
+    # The run itself, or all that it would be held against.
+    if sides.run.name in too_few or len(too_few) == len(sides.baseline):
+        raise NotMeasured(f"fewer than {FEWEST} steps of {too_few[0]} were timed")
+    sides = sides.without(set(too_few))
     ends = begin, sides.last
     shortest, median = (
         replace(_timed(sides, timed, quantile, ends), quantile=quantile)
@@ -109,8 +114,11 @@ def peak(sides: Sides, metric: str) -> Measured:
     """
     sides = sides.having(metric)
     peaks = np.array([np.nanmax(r.courses[metric].values, initial=0) for r in sides.runs])
-    if not (np.isfinite(peaks) & (peaks > 0)).all():
+    fine = np.isfinite(peaks) & (peaks > 0)
+    if not fine[0] or not fine[1:].any():
         raise NotMeasured("not every run has a number")
+    sides = sides.without({r.name for r, ok in zip(sides.runs, fine, strict=True) if not ok})
+    peaks = peaks[fine]
     scale = Scale()
     return judged(
         metric,

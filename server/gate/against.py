@@ -174,7 +174,7 @@ class _Run:
             course = _course(server, self.path, metric, _some(self.about["ranks"]), to)
             if len(course.steps):
                 courses[metric] = course
-        return Recorded(str(self.about["id"]), courses)
+        return Recorded(str(self.about["id"]), courses, elsewhere=not machine)
 
 
 def _wanted(metrics: frozenset[str]) -> list[str]:

@@ -229,6 +229,45 @@ def test_a_baseline_that_ends_early_is_left_out():
     assert found.steps == (0, 399)
 
 
+def test_nor_is_one_that_begins_late_a_measure_of_the_others_steps():
+    run, *baseline = of(5, count=5)
+    late = {n: Course(c.steps[350:], c.values[350:]) for n, c in baseline[0].courses.items()}
+    baseline[0] = replace(baseline[0], courses={n: c for n, c in late.items() if len(c.steps)})
+    found = compared(run, baseline, tolerance=0.02)
+    assert found.left_out == {baseline[0].name: "it begins at step 350"}
+    assert found.steps == (0, 399)
+
+
+def test_one_odd_baseline_does_not_keep_the_others_from_being_compared():
+    run, *baseline = of(9, count=6)
+    odd = baseline[0]
+    evaluations, seconds = odd.courses["eval/loss"], odd.courses["step_seconds"]
+    baseline[0] = changed(
+        odd,
+        eval__loss=Course(evaluations.steps + 1, evaluations.values),
+        step_seconds=Course(seconds.steps[-2:], seconds.values[-2:]),
+        process_resident_memory_bytes=Course(seconds.steps[-2:], np.zeros(2)),
+    )
+    worse = changed(
+        run,
+        eval__loss=replace(run.courses["eval/loss"], values=2 * run.courses["eval/loss"].values),
+        step_seconds=replace(seconds, values=3 * run.courses["step_seconds"].values),
+    )
+    others = tuple(r.name for r in baseline[1:])
+    measures = {m.name: m for m in compared(worse, baseline, tolerance=0.02).measures}
+    assert measures["eval/loss"].state == measures["step_seconds"].state == "failed"
+    for name in ("eval/loss", "step_seconds", "process_resident_memory_bytes"):
+        assert measures[name].runs == others
+
+
+def test_times_of_other_machines_are_not_compared_where_they_alone_say_the_steps():
+    run, *baseline = [changed(r, loss=None, eval__loss=None) for r in of(10, count=4)]
+    faster = [replace(r, elsewhere=True) for r in baseline[1:]]
+    measures = {m.name: m for m in compared(run, [baseline[0], *faster], tolerance=0.02).measures}
+    assert measures["step_seconds"].runs == (baseline[0].name,)
+    assert measures["process_resident_memory_bytes"].runs == (baseline[0].name,)
+
+
 def test_a_loss_that_says_nothing_is_not_measured_and_what_was_evaluated_is():
     run, *baseline = of(6, count=4)
     found = states(run, baseline, no_measure="a game", other_machine="4 ranks, not 2")
