@@ -163,15 +163,17 @@ def _said(options: Options) -> str:
 def _server(options: Options) -> Iterator[Line]:
     headers = {"Authorization": f"Bearer {options.token}"} if options.token else {}
 
-    def ask(path: str) -> tuple[urllib3.BaseHTTPResponse, float, float]:
-        began = time.time()
-        answer = urllib3.request(
-            "GET", f"{options.server}{path}", headers=headers, timeout=_TIMEOUT_S, retries=False
+    def ask(method: str, path: str) -> urllib3.BaseHTTPResponse:
+        return urllib3.request(
+            method, f"{options.server}{path}", headers=headers, timeout=_TIMEOUT_S, retries=False
         )
-        return answer, began, time.time()
 
     try:
-        answer, began, ended = ask("/readyz")
+        began = time.time()
+        answer = ask("GET", "/readyz")
+        ended = time.time()
+        # Readiness is said to everybody, batches are taken from those who may write. This is none.
+        refusal = ask("POST", "/api/v1/ingest").status if answer.status == 200 else 0
     except urllib3.exceptions.HTTPError as error:
         reason = str(getattr(error, "reason", None) or error).rstrip(".")
         yield Line(
@@ -183,6 +185,15 @@ def _server(options: Options) -> Iterator[Line]:
         )
         return
     yield _ready(options.server, answer, ended - began)
+    if refusal in (401, 403):
+        yield Line(
+            "token",
+            FAILED,
+            f"the server takes no batches {'by this token' if options.token else 'without a token'}"
+            f" (status {refusal})",
+            "give RANKSCOPE_TOKEN a token with the scope write (`rankscope token create`), of this "
+            "project",
+        )
     yield from _clock(answer.headers.get("Date"), began, ended)
 
 

@@ -25,8 +25,8 @@ def server(tmp_path_factory):
 
 
 @contextmanager
-def answering(body, *, status=200, date=None):
-    """Address of a server that gives one answer to everything."""
+def answering(body, *, status=200, date=None, posts=400):
+    """Address of a server that gives one answer to everything that is asked of it."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -35,6 +35,11 @@ def answering(body, *, status=200, date=None):
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+        def do_POST(self):
+            self.send_response_only(posts)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
 
         def log_message(self, *arguments):
             pass
@@ -83,6 +88,16 @@ def test_a_server_that_is_not_there_is_a_failure(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 1
     assert "1 thing does not work" in done.stdout
+
+
+@pytest.mark.parametrize(("status", "states"), [(401, "failed"), (403, "failed"), (400, None)])
+def test_batches_are_refused_without_the_right_token(tmp_path, status, states):
+    with answering(b'{"status": "ready"}', posts=status) as address:
+        line = examined(address, tmp_path).get("token")
+    assert (line and line.state) == states
+    if line:
+        assert "takes no batches without a token" in line.text
+        assert "RANKSCOPE_TOKEN" in line.remedy
 
 
 def test_something_else_than_a_ready_server_is_a_failure(tmp_path):
