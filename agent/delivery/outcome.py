@@ -10,6 +10,7 @@ import email.utils
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from rankscope.agent import wire
@@ -41,11 +42,13 @@ class Away:
         why: goes on after "the server ...:".
         retry_after: seconds that the server asks for, if it does.
         misdirected: a person has to do something first, so that hurry is of no use.
+        this_batch: batches of other runs may be taken nevertheless.
     """
 
     why: str
     retry_after: float | None = None
     misdirected: bool = False
+    this_batch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +87,13 @@ def outcome_of(reply: Reply | NoReply) -> Outcome:
         return TooLarge()
     why = f"it answers {status}, {_problem(text)}"
     if status in _MISDIRECTED or 300 <= status < 400:
-        return Away(why, misdirected=True)
+        # A token may be for the project of another batch.
+        return Away(why, misdirected=True, this_batch=status == HTTPStatus.FORBIDDEN)
     if 400 <= status < 500 and status not in _LATER:
         if _of_our_server(status, text):
             return Refused(why)
         # A proxy in between knows nothing of the batch: nothing is lost for what it says.
-        return Away(why, misdirected=True)
+        return Away(why, misdirected=True, this_batch=True)
     return Away(why, retry_after=_retry_after(reply.retry_after))
 
 

@@ -21,6 +21,9 @@ from rankscope.agent.options import resolve
 
 # A server that restarts or is busy gets this long, for each batch, before the rest is left.
 _PATIENCE_SECONDS = 20.0
+# Folders in a row whose batches are not taken, as those of a project that the token is not for,
+# after which it is the server or the token itself.
+_MISDIRECTED = 8
 # Nobody's training waits for it, and it does not last long enough for an uploader.
 _PACE = Pace(connect_timeout=5.0, read_timeout=30.0, uploader_after=math.inf)
 
@@ -81,7 +84,7 @@ def sync(
     nothing = BatchQueue(SpoolFolder(folder), lose=lose)
     delivery = Delivery(nothing, server, token, pace=_PACE)
     delivery.connect()
-    away = False
+    away, not_for_us = False, 0
     for place in folders_below(folder):
         files = SpoolFolder(place)
         if not files.acquire():
@@ -96,9 +99,15 @@ def sync(
             if delivered is None:
                 break
             body, outcome = delivered
+            if isinstance(outcome, Away) and outcome.this_batch:
+                not_for_us += 1
+                away = not_for_us == _MISDIRECTED
+                report.problem = f"the server {server} did not take a batch: {outcome.why}"
+                break
             if isinstance(outcome, Away):
                 away, report.problem = True, f"the server {server} is away: {outcome.why}"
             elif isinstance(outcome, Accepted):
+                not_for_us = 0
                 report.sent += 1
                 report.duplicates += outcome.answer.duplicate
                 if (run := wire.decode(body).run) not in report.runs:

@@ -74,7 +74,9 @@ def test_a_fault_that_a_person_has_to_end(
 
     outcome = posting.post()
 
-    assert outcome == Away(f"it answers {status}, <h1>No</h1>", misdirected=True)
+    why = f"it answers {status}, <h1>No</h1>"
+    # 403 may be for the project of this batch; another one's may be taken.
+    assert outcome == Away(why, misdirected=True, this_batch=status == 403)
     assert collector.requests == 1
 
 

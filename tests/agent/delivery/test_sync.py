@@ -93,6 +93,29 @@ def test_what_is_refused_or_damaged_is_kept_aside(collector: Collector, spool: P
     assert sync(spool, collector.url, None).sent == 0
 
 
+def test_what_is_not_for_the_token_does_not_hold_up_the_rest(
+    collector: Collector, spool: Path
+) -> None:
+    collector.replies.append(Reply(status=403, body={"detail": "not of this project"}))
+    report = sync(spool, collector.url, "token")
+    assert (report.sent, report.left) == (5, 5)
+    assert "did not take a batch" in report.problem
+    assert files(spool) == 5
+    collector.requests = 0
+    collector.always = Reply(status=403, body={"detail": "not of this project"})
+    for rank in range(2, 12):
+        folder = SpoolFolder(folder_of(spool, "run", rank, "s"))
+        assert folder.acquire()
+        folder.write(0, wire.encode(wire.Batch(run="run", rank=rank, session="s", seq=0)))
+        folder.close()
+    report = sync(spool, collector.url, "token")
+    assert (report.sent, report.left) == (0, 15)
+    assert collector.requests == 8
+    collector.requests, collector.always = 0, Reply(status=401, body={"detail": "no token"})
+    assert sync(spool, collector.url, "token").left == 15
+    assert collector.requests == 1
+
+
 def test_an_older_server_is_given_what_it_knows(collector: Collector, tmp_path: Path) -> None:
     folder = SpoolFolder(folder_of(tmp_path / "spool", "run", 0, "s"))
     assert folder.acquire()
