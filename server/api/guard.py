@@ -24,7 +24,6 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import quote, urlsplit
 
 from anyio import to_thread
@@ -47,6 +46,9 @@ TOKEN = "rankscope.token"
 
 # How long a token that was made or revoked may go unnoticed.
 _FRESH_SECONDS = 5.0
+# The same of one that is brought and not known: mostly it has just been made.
+_UNKNOWN_SECONDS = 1.0
+_RETRY_AFTER = "2"
 _INGEST = "/api/v1/ingest"
 # What says nothing of any run.
 _OPEN = ("/healthz", "/readyz", "/openapi.json", "/docs", "/login", "/favicon.ico")
@@ -93,15 +95,15 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        headers = Headers(scope=scope)
         try:
-            known = await self._known()
+            known = await self._known(_secret(headers))
         except SQLAlchemyError as error:
             if _path(scope) not in _OPEN:
                 why = f"the database does not answer: {type(error).__name__}; send it again"
                 await self._refuse(Refusal(503, why), scope, receive, send)
                 return
             known = {}
-        headers = Headers(scope=scope)
         refusal = _of_another_site(scope, headers) or self._of_another_name(headers, known)
         token = None
         if refusal is None and known:
@@ -127,7 +129,10 @@ class Guard:
             root = scope.get("root_path", "")
             answer = RedirectResponse(f"{root}/login?next={there}", 303, self._headers)
         else:
-            challenge = {"WWW-Authenticate": "Bearer"} if refusal.status == 401 else {}
+            challenge = {
+                401: {"WWW-Authenticate": "Bearer"},
+                503: {"Retry-After": _RETRY_AFTER},
+            }.get(refusal.status, {})
             answer = problems.answer(
                 refusal.status, refusal.why, instance=path, headers=challenge | self._headers
             )
@@ -139,12 +144,15 @@ class Guard:
         Raises:
             SQLAlchemyError: the database does not answer.
         """
-        return _holding(secret, await self._known())
+        return _holding(secret, await self._known(secret))
 
-    async def _known(self) -> Mapping[str, tokens.Token]:
+    async def _known(self, secret: str) -> Mapping[str, tokens.Token]:
         """All tokens by the digest of their secret, as they were some seconds ago at most."""
         now = time.monotonic()
-        if self._tokens is None or now - self._read_at >= _FRESH_SECONDS:
+        # Without any token the server is open, and what a request brings is of no matter.
+        strange = bool(secret and self._tokens) and _digest(secret) not in (self._tokens or {})
+        fresh = min(_UNKNOWN_SECONDS, _FRESH_SECONDS) if strange else _FRESH_SECONDS
+        if self._tokens is None or now - self._read_at >= fresh:
             self._read_at = now  # one asks; the others go on with what held a moment ago
             try:
                 self._tokens = await to_thread.run_sync(self._read)
@@ -206,32 +214,48 @@ def _of_another_site(scope: Scope, headers: Headers) -> Refusal | None:
         fine = site in ("same-origin", "none")
     else:
         # Who names no origin is no browser: they do with whatever changes something.
-        fine = origin is None or urlsplit(origin).netloc == headers.get("host")
+        fine = origin is None or _host_of(origin) == headers.get("host")
     if fine:
         return None
     return Refusal(403, f"a page of {origin or 'another site'} may not change anything here")
 
 
+def _host_of(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None  # no address at all
+
+
 def _token(headers: Headers, known: Mapping[str, tokens.Token]) -> tokens.Token | None:
     """The one that a request brings, if it holds."""
+    return _holding(_secret(headers), known)
+
+
+def _secret(headers: Headers) -> str:
+    """What a request brings; empty for none."""
     scheme, _, secret = headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer":
-        secret = _cookie(headers)
-    return _holding(secret, known)
+    return secret if scheme.lower() == "bearer" else _cookie(headers)
+
+
+def _digest(secret: str) -> str:
+    return tokens.digest_of(secret.strip())
 
 
 def _holding(secret: str, known: Mapping[str, tokens.Token]) -> tokens.Token | None:
     # Found by a digest: how long that takes says nothing of the secret.
-    token = known.get(tokens.digest_of(secret.strip())) if secret else None
+    token = known.get(_digest(secret)) if secret else None
     return token if token is not None and token.holds(time.time()) else None
 
 
 def _cookie(headers: Headers) -> str:
-    try:
-        morsel = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-    except CookieError:
-        return ""
-    return "" if morsel is None else morsel.value
+    # Not by http.cookies, which stops at the first that it finds odd: those of all other servers of
+    # the machine are sent along, whatever their port is.
+    for part in headers.get("cookie", "").split(";"):
+        name, _, value = part.strip().partition("=")
+        if name == COOKIE:
+            return value.strip('"')
+    return ""
 
 
 def needed(method: str, path: str) -> str | None:

@@ -65,7 +65,9 @@ def list_beside(connection: Connection, row: Any) -> list[Any]:
     found: list[Any] = []
     while (other := find_run(connection, f"{row.id}.{len(found) + 2}")) is not None:
         found.append(other)
-    return [r for r in found if r.config.get("first_run") == row.id and r.start == row.start]
+    # Of the same project: whoever writes to another one has no say in what is shown of this.
+    own = [r for r in found if r.project == row.project and r.start == row.start]
+    return [r for r in own if r.config.get("first_run") == row.id]
 
 
 def ranks_seen(connection: Connection, *, runs: Sequence[int]) -> Mapping[int, Sequence[int]]:

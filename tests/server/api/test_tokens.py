@@ -183,6 +183,70 @@ def test_a_token_of_a_project_writes_to_no_other(service, sent):
     assert "bound to beta" in check_problem(answer, 403)["detail"]
 
 
+def test_a_run_of_another_project_has_no_say_in_a_verdict(service):
+    hello = {
+        "host": "h",
+        "pid": 1,
+        "local_rank": 0,
+        "started_at": time.time(),
+        "config": {"first_run": "newt"},
+    }
+
+    def post(run, secret, **more):
+        sent = {"v": 1, "run": run, "rank": 0, "session": "s", "seq": 0, "world_size": 1}
+        sent |= {"sent_at": time.time(), "through_step": 0, **more}
+        answer = service.client.post(
+            "/api/v1/ingest", json=sent, headers=bearer(service.secrets[secret])
+        )
+        assert answer.status_code == 200, answer.text
+
+    failed = {"state": "failed", "error": "boom", "hello": hello}
+    post("newt", "write", project="default", state="finished")
+    post("newt.2", "beta", project="beta", **failed)
+
+    def verdict():
+        headers = bearer(service.secrets["admin"])
+        return service.client.get("/api/v1/runs/newt/verdict", headers=headers).text
+
+    assert "newt.2" not in verdict()
+    assert "boom" not in verdict()
+
+
+def test_who_takes_a_name_first_does_not_get_what_is_sent_under_it(service):
+    def post(token, project, rank):
+        sent = batch(run="squat", project=project, rank=rank, world_size=2)
+        headers = MSGPACK | bearer(service.secrets[token])
+        return service.client.post("/api/v1/ingest", content=wire.encode(sent), headers=headers)
+
+    assert post("beta", "beta", 0).status_code == 200
+    refused = post("write", "alpha", 1)
+    assert "another project than 'alpha'" in check_problem(refused, 403)["detail"]
+    assert post("write", "beta", 1).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "others", ['foo={"a":1}', "foo=a b", "x[y]=1", "session", "name=caf\u00e9", ""]
+)
+def test_what_other_servers_of_the_host_have_set_is_no_obstacle(service, others):
+    cookie = f"{others}; {guard.COOKIE}={service.secrets['read']}; last=1"
+    answer = service.client.get("/api/v1/runs", headers={"Cookie": cookie.encode("latin-1")})
+    assert answer.status_code == 200
+
+
+def test_an_origin_that_is_no_address_is_refused(service):
+    answer = service.client.post("/api/v1/ingest", headers={"Origin": "http://["})
+    assert "may not change" in check_problem(answer, 403)["detail"]
+
+
+def test_a_token_that_has_just_been_made_is_known_within_a_second(service):
+    client = service.client
+    assert client.get("/api/v1/runs", headers=bearer("nobody's")).status_code == 401
+    _, secret = make(service.engine, "new", "read")
+    service.secrets["new"] = secret
+    time.sleep(1.1)
+    assert client.get("/api/v1/runs", headers=bearer(secret)).status_code == 200
+
+
 def test_refusals_say_what_to_do(service):
     client = service.client
     nothing = client.get("/api/v1/runs")
