@@ -8,7 +8,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from rankscope.agent.checkpoints.source import Unreadable
+from rankscope.agent.checkpoints.errors import Unreadable
 from rankscope.agent.checkpoints.text import as_json, lines
 from rankscope.agent.checkpoints.verification import (
     DIFFERENT,

@@ -12,8 +12,9 @@ import torch
 
 from rankscope.agent.checkpoints import elements
 from rankscope.agent.checkpoints.elements import ElementDifference
+from rankscope.agent.checkpoints.errors import Unreadable
 from rankscope.agent.checkpoints.names import aligned
-from rankscope.agent.checkpoints.source import Source, StoredTensor, Unreadable
+from rankscope.agent.checkpoints.source import Source, StoredTensor
 from rankscope.agent.checkpoints.steps import stated
 
 MISSING, EXTRA, SHAPE, DTYPE, TYPE, ELEMENTS, VALUE = (

@@ -17,14 +17,9 @@ from typing import Any, Protocol
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
-from rankscope.agent.checkpoints.source import (
-    DAMAGED,
-    Part,
-    Source,
-    StoredTensor,
-    Unreadable,
-    inside,
-)
+from rankscope.agent.checkpoints.errors import DAMAGED, Unreadable
+from rankscope.agent.checkpoints.source import Part, Source, StoredTensor, inside
+from rankscope.agent.checkpoints.torch_file import load_plain
 
 METADATA = ".metadata"
 SHARD_SUFFIX = ".distcp"
@@ -170,7 +165,9 @@ def _load(folder: Path, stored: _Stored) -> Any:
         file.seek(stored.offset)
         octets = io.BytesIO(file.read(stored.length))
     try:
-        return torch.load(octets, map_location="cpu", weights_only=True)
+        return load_plain(octets)
+    except Unreadable as error:
+        raise Unreadable(f"{path}: at byte {stored.offset}: {error}") from error
     except DAMAGED as error:
         reason = " ".join(str(error).split())[:200]
         raise Unreadable(

@@ -17,13 +17,14 @@ from rankscope.agent.checkpoints.distributed import (
     open_distributed,
     read_metadata,
 )
+from rankscope.agent.checkpoints.errors import DAMAGED, Unreadable
 from rankscope.agent.checkpoints.safetensors_file import (
     INDEX_SUFFIX,
     SUFFIX,
     open_indexed,
     open_safetensors,
 )
-from rankscope.agent.checkpoints.source import DAMAGED, Source, Unreadable
+from rankscope.agent.checkpoints.source import Source
 from rankscope.agent.checkpoints.torch_file import is_torch_file, open_torch_file
 
 # Of these a file that cannot be read is a checkpoint that is damaged. Others (`.bin`, `.tar`, none)

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from rankscope.agent.checkpoints.source import Part, Source, StoredTensor, Unreadable, inside
+from rankscope.agent.checkpoints.errors import Unreadable
+from rankscope.agent.checkpoints.source import Part, Source, StoredTensor, inside
 from rankscope.agent.checkpoints.torch_file import load
 
 SUFFIX = ".safetensors"

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
-import struct
-import tarfile
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,32 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from rankscope.agent.checkpoints.arrays import plain
+from rankscope.agent.checkpoints.errors import Unreadable
 from rankscope.agent.model.facts import held
 
-# What parsers raise, torch's and Python's, of files that are damaged: by experiment, all of these.
-DAMAGED = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    EOFError,
-    ImportError,
-    LookupError,
-    MemoryError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    pickle.UnpicklingError,
-    struct.error,
-    tarfile.TarError,
-    zipfile.BadZipFile,
-)
-# Bytes of an element of numpy that torch has, too: a complex number of two float64.
-_WIDEST = 16
-
-
-class Unreadable(Exception):
-    """A checkpoint, or a file of one, that cannot be read: what, where, and what to do."""
+# Kinds of elements of numpy that torch has, but for the long doubles.
+_KINDS, _LONG_DOUBLES = "biufc", "gG"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +101,11 @@ class Source:
             self._add_leaf(self._free(name), leaf, file)
 
     def _add_leaf(self, name: str, leaf: Any, file: str) -> None:
+        leaf = plain(leaf)
         if isinstance(leaf, np.ndarray):
-            if leaf.dtype.kind not in "biufc" or leaf.dtype.itemsize > _WIDEST:
-                self.values[name] = leaf.tolist()
+            if leaf.dtype.kind not in _KINDS or leaf.dtype.char in _LONG_DOUBLES:
+                # An empty array can have any number of rows.
+                self.values[name] = leaf.tolist() if leaf.size else f"empty, {leaf.shape}"
                 return
             native = leaf.dtype.newbyteorder("=")
             leaf = torch.from_numpy(np.array(leaf, dtype=native, order="C"))

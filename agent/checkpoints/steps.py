@@ -6,7 +6,8 @@ import re
 
 import torch
 
-from rankscope.agent.checkpoints.source import Source, Unreadable
+from rankscope.agent.checkpoints.errors import Unreadable
+from rankscope.agent.checkpoints.source import Source
 
 _NAMES = frozenset(
     (

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import codecs
 import pickle
 import re
 import zipfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-import numpy as np
 import torch
 
-from rankscope.agent.checkpoints.source import DAMAGED, Source, Unreadable
+from rankscope.agent.checkpoints.arrays import readable
+from rankscope.agent.checkpoints.errors import DAMAGED, Unreadable
+from rankscope.agent.checkpoints.source import Source
 
 with suppress(ImportError):
     # Makes distributed tensors known to `weights_only`; torch 2.4 has none of this name.
@@ -22,23 +22,6 @@ with suppress(ImportError):
 _ZIP = b"PK\x03\x04"
 # The first words of `torch.save` before torch 1.6: a pickled number.
 _LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
-
-
-def _numpy_types() -> list[Any]:
-    """What pickled arrays and numbers of numpy are made of: constructors of plain data.
-
-    The states of random generators are such; Transformers allows the same.
-    """
-    core = getattr(np, "_core", None) or np.core
-    dtypes = {type(np.dtype(code)) for code in "?bBhHiIlLqQefdgFDSU"}
-    return [
-        core.multiarray._reconstruct,
-        core.multiarray.scalar,
-        np.ndarray,
-        np.dtype,
-        *sorted(dtypes, key=lambda one: one.__name__),
-        codecs.encode,
-    ]
 
 
 def is_torch_file(path: Path) -> bool:
@@ -62,9 +45,10 @@ def load(path: Path) -> Any:
             f"{path}: the file is cut off: its end, where the table of contents stands, is "
             "missing; copy or save it again"
         )
-    torch.serialization.add_safe_globals(_numpy_types())
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+        return load_plain(path, mmap=zipped)
+    except Unreadable as error:
+        raise Unreadable(f"{path}: {error}") from error
     except pickle.UnpicklingError as error:
         raise Unreadable(f"{path}: {_refused(str(error))}") from error
     except DAMAGED as error:
@@ -72,6 +56,12 @@ def load(path: Path) -> Any:
         raise Unreadable(
             f"{path}: damaged, cut off, or no file of torch.save ({reason})"
         ) from error
+
+
+def load_plain(file: Path | IO[bytes], *, mmap: bool = False) -> Any:
+    """Tensors and plain values of a file, without running code from it: as `torch.load` raises."""
+    with readable():
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
 
 
 def open_torch_file(path: Path) -> Source:

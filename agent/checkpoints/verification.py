@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from rankscope.agent.checkpoints.comparison import Compared, compare
+from rankscope.agent.checkpoints.errors import Unreadable
 from rankscope.agent.checkpoints.opening import Checkpoint, find, pairs, role
-from rankscope.agent.checkpoints.source import Source, Unreadable
+from rankscope.agent.checkpoints.source import Source
 
 SAME, DIFFERENT, UNCHECKED = "same", "different", "unchecked"
 
