@@ -11,7 +11,7 @@ import torch
 
 from rankscope.agent.checkpoints.errors import Unreadable
 from rankscope.agent.checkpoints.source import Part, Source, StoredTensor, inside
-from rankscope.agent.checkpoints.torch_file import load
+from rankscope.agent.checkpoints.torch_file import add_all
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".index.json"
@@ -83,7 +83,7 @@ def open_indexed(index: Path) -> Source:
             part = open_safetensors(path, file=file)
         else:
             part = Source("torch.save")
-            part.add("", load(path), file)
+            add_all(part, path, file=file)
         found[file] = set(part.names)
         source.tensors |= part.tensors
         source.values |= part.values

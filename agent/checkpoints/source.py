@@ -14,6 +14,9 @@ from rankscope.agent.checkpoints.arrays import plain
 from rankscope.agent.checkpoints.errors import Unreadable
 from rankscope.agent.model.facts import held
 
+# Most leaves of one value that share containers: a small file can hold a list twice in a list that
+# another holds twice, and so on.
+_MOST_SHARED = 1_000_000
 # Kinds of elements of numpy that torch has, but for the long doubles.
 _KINDS, _LONG_DOUBLES = "biufc", "gG"
 
@@ -96,8 +99,11 @@ class Source:
             prefix: name of the value; empty: that of the whole.
             value: dicts, lists and tuples are gone into; tensors, arrays and the rest are leaves.
             file: the file that it was read from, where the source has several.
+
+        Raises:
+            Unreadable: it holds the same containers so often that to name all would not end.
         """
-        for name, leaf in _leaves(prefix, value, ()):
+        for name, leaf in _Leaves().of(prefix, value):
             self._add_leaf(self._free(name), leaf, file)
 
     def _add_leaf(self, name: str, leaf: Any, file: str) -> None:
@@ -133,22 +139,53 @@ class Source:
         return free
 
 
-def _leaves(name: str, value: Any, above: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        inner = [(str(key), one) for key, one in value.items()]
-    elif isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        inner = [(str(place), one) for place, one in enumerate(value)]
-    else:
-        yield name, value
-        return
-    if id(value) in above:
-        yield name, "(itself)"
-        return
-    if not inner:
-        # That there is nothing is to be compared, too.
-        yield name, {} if isinstance(value, dict) else []
-    for key, one in inner:
-        yield from _leaves(f"{name}.{key}" if name else key, one, (*above, id(value)))
+class _Leaves:
+    """What a nested value holds, by dotted names."""
+
+    def __init__(self) -> None:
+        # The value holds these, so that no other has the same id meanwhile.
+        self._entered: set[int] = set()
+        self._shared = 0
+
+    def of(
+        self, name: str, value: Any, above: tuple[int, ...] = (), *, again: bool = False
+    ) -> Iterator[tuple[str, Any]]:
+        """Name and value of each leaf.
+
+        Args:
+            name: of the value.
+            value: what is gone into.
+            above: ids of the containers that it is in.
+            again: whether one of these was gone into before, elsewhere.
+
+        Raises:
+            Unreadable: there are too many that were met before.
+        """
+        if again:
+            self._shared += 1
+            if self._shared > _MOST_SHARED:
+                raise Unreadable(
+                    "it holds the same lists or dicts again and again, more than "
+                    f"{_MOST_SHARED:,} values in all"
+                )
+        if isinstance(value, dict):
+            inner = [(str(key), one) for key, one in value.items()]
+        elif isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+            inner = [(str(place), one) for place, one in enumerate(value)]
+        else:
+            yield name, value
+            return
+        if id(value) in above:
+            yield name, "(itself)"
+            return
+        again = again or id(value) in self._entered
+        self._entered.add(id(value))
+        if not inner:
+            # That there is nothing is to be compared, too.
+            yield name, {} if isinstance(value, dict) else []
+        for key, one in inner:
+            path = f"{name}.{key}" if name else key
+            yield from self.of(path, one, (*above, id(value)), again=again)
 
 
 def _unfit(tensor: torch.Tensor) -> str:

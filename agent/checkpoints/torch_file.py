@@ -68,11 +68,29 @@ def open_torch_file(path: Path) -> Source:
     """A file of `torch.save`.
 
     Raises:
-        Unreadable: as `load`.
+        Unreadable: as `load` and `Source.add`.
     """
     source = Source("torch.save")
-    source.add("", load(path))
+    add_all(source, path)
     return source
+
+
+def add_all(source: Source, path: Path, *, file: str = "") -> None:
+    """Adds to a source what a file of `torch.save` holds.
+
+    Args:
+        source: what gets it.
+        path: the file.
+        file: its name, where the source has several.
+
+    Raises:
+        Unreadable: as `load` and `Source.add`.
+    """
+    loaded = load(path)
+    try:
+        source.add("", loaded, file)
+    except Unreadable as error:
+        raise Unreadable(f"{path}: {error}") from error
 
 
 def _refused(error: str) -> str:

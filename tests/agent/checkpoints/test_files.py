@@ -12,7 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
-from rankscope.agent.checkpoints import opening
+from rankscope.agent.checkpoints import opening, source
 from rankscope.agent.checkpoints.command import main
 from rankscope.agent.fingerprint import FingerprintPlan
 
@@ -366,6 +366,21 @@ def test_arrays_of_numpy_and_empty_containers(saved, verify):
     assert set(found["groups"][0]["digests"]) == {"big", "number"}
     code, _, found, _ = verify(first, saved("b.pt", arrays("c", [])))
     assert (code, set(differences(found))) == (1, {"names", "none"})
+
+
+def test_lists_that_double_the_values_at_each_level_end(saved, verify, monkeypatch):
+    monkeypatch.setattr(source, "_MOST_SHARED", 2000)
+    value = [1, 2]
+    for _ in range(40):
+        value = [value, value]
+    path = saved("a.pt", {"model": value})
+    code, _, _, complaint = verify(path, path)
+    assert (code, path in complaint, "again and again" in complaint) == (2, True, True)
+    # Many values, and a list that is there twice, are no such thing.
+    few = list(range(900))
+    path = saved("a.pt", {"many": list(range(5000)), "one": few, "two": few})
+    code, _, found, _ = verify(path, path)
+    assert (code, found["groups"][0]["values"]) == (0, 6800)
 
 
 def sharded_with_more(folder, value):
