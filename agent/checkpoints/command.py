@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import logging
 import sys
 from collections.abc import Sequence
 
-from rankscope.agent.checkpoints.errors import Unreadable
+from rankscope.agent.checkpoints.errors import told
 from rankscope.agent.checkpoints.text import as_json, lines
 from rankscope.agent.checkpoints.verification import (
     DIFFERENT,
@@ -24,8 +25,8 @@ _EXIT_CODES = {SAME: 0, DIFFERENT: 1, UNCHECKED: 2}
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code.
 
-    0: the same; 1: they differ; 2: wrong usage, or something could not be read and the rest is the
-    same.
+    0: the same; 1: they differ; 2: wrong usage, something could not be read and the rest is the
+    same, or any other error.
     """
     parser = argparse.ArgumentParser(
         prog="rankscope verify",
@@ -59,15 +60,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     # Torch warns that a distributed tensor has come without its process group: it needs none here.
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Names of a checkpoint, and of files, may hold what the terminal's encoding does not.
+            stream.reconfigure(errors="backslashreplace")
     try:
-        if given.replicas:
-            found = verify_replicas(given.checkpoints, given.ignore)
-        else:
-            first, second = given.checkpoints
-            found = verify_pair(first, second, given.ignore)
-    except Unreadable as error:
-        sys.stderr.write(f"rankscope verify: {error}\n")
+        return _answer(given)
+    except Exception as error:  # noqa: BLE001
+        # Python's own exit code of an exception, 1, would say that they differ.
+        sys.stderr.write(f"rankscope verify: {told(error)}\n")
         return 2
+
+
+def _answer(given: argparse.Namespace) -> int:
+    if given.replicas:
+        found = verify_replicas(given.checkpoints, given.ignore)
+    else:
+        first, second = given.checkpoints
+        found = verify_pair(first, second, given.ignore)
     if given.json:
         sys.stdout.write(f"{json.dumps(as_json(found), indent=2)}\n")
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from rankscope.agent.checkpoints import elements
 from rankscope.agent.checkpoints.elements import ElementDifference
-from rankscope.agent.checkpoints.errors import Unreadable
+from rankscope.agent.checkpoints.errors import DAMAGED, Unreadable, told
 from rankscope.agent.checkpoints.names import aligned
 from rankscope.agent.checkpoints.source import Source, StoredTensor
 from rankscope.agent.checkpoints.steps import stated
@@ -117,29 +117,34 @@ def compare(labels: Sequence[str], sources: Sequence[Source]) -> Compared:
         if any(o in source.unread for source, o in zip(sources, own, strict=True)):
             continue
         try:
-            done.differences += list(_of_name(name, own, sources, done))
-        except Unreadable as error:
-            done.unread[name] = str(error)
+            done.differences += _of_name(name, own, sources, done)
+        except (Unreadable, *DAMAGED) as error:
+            # Tensors are read here: a file may be gone by now, or a tensor larger than the memory.
+            done.unread[name] = told(error)
     return done
 
 
 def _of_name(
     name: str, own: Sequence[str | None], sources: Sequence[Source], done: Compared
-) -> Iterator[Difference]:
+) -> list[Difference]:
     held = [_Held(source, called) for source, called in zip(sources, own, strict=True)]
+    reference = 0
+    if len(held) > 2:
+        most, _ = Counter(one.key for one in held).most_common(1)[0]
+        reference = next(place for place, one in enumerate(held) if one.key == most)
+    found = [
+        _difference(name, held[reference], one, (place, reference))
+        for place, one in enumerate(held)
+        if one.key != held[reference].key
+    ]
+    # Counted once nothing of it can fail any more.
     if any(one.tensor for one in held):
         done.digests[name] = tuple(one.digest for one in held)
     if any(one.is_value for one in held):
         done.values += 1
     if held[0].tensor is not None:
         done.octets += held[0].tensor.bytes
-    reference = 0
-    if len(held) > 2:
-        most, _ = Counter(one.key for one in held).most_common(1)[0]
-        reference = next(place for place, one in enumerate(held) if one.key == most)
-    for place, one in enumerate(held):
-        if one.key != held[reference].key:
-            yield _difference(name, held[reference], one, (place, reference))
+    return found
 
 
 class _Held:
@@ -210,7 +215,11 @@ def _difference(name: str, reference: _Held, other: _Held, places: tuple[int, in
     if a.dtype != b.dtype:
         return made(DTYPE, note=_converted(a, b))
     parts = (reference.tensor.parts, other.tensor.parts)
-    found = elements.compare(a, b, parts)
+    try:
+        found = elements.compare(a, b, parts)
+    except DAMAGED as error:
+        # Of some types torch knows the bits alone. That these differ is known.
+        return made(ELEMENTS, note=f"their bits differ, their values {told(error)}")
     if found is None:
         raise Unreadable(f"{name}: it changes while it is read; is it being saved?")
     return made(ELEMENTS, elements=found)
@@ -220,6 +229,10 @@ def _converted(a: torch.Tensor, b: torch.Tensor) -> str:
     """What there is to say of the values of two tensors of different types."""
     here, there = (str(t.dtype).removeprefix("torch.") for t in (a, b))
     for this, that, text in ((a, b, there), (b, a, here)):
-        if elements.digest(this.to(that.dtype)) == elements.digest(that):
+        try:
+            same = elements.digest(this.to(that.dtype)) == elements.digest(that)
+        except DAMAGED as error:
+            return f"the values {told(error)}"
+        if same:
             return f"the values are the same once converted to {text}"
     return "the values differ, too"

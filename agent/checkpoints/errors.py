@@ -29,3 +29,11 @@ DAMAGED = (
 
 class Unreadable(Exception):
     """A checkpoint, or a file of one, that cannot be read: what, where, and what to do."""
+
+
+def told(error: BaseException) -> str:
+    """What an error says, in one line: of all but `Unreadable` with its kind."""
+    if isinstance(error, Unreadable):
+        return str(error)
+    said = " ".join(str(error).split())[:200]
+    return f"cannot be compared ({type(error).__name__}{': ' if said else ''}{said})"

@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from rankscope.agent.checkpoints.errors import Unreadable
+from rankscope.agent.checkpoints.errors import DAMAGED, Unreadable
 from rankscope.agent.checkpoints.source import Source
 
 _NAMES = frozenset(
@@ -50,7 +50,7 @@ def _number(source: Source, name: str) -> int | None:
             return None
         try:
             value = stored.read().item()
-        except Unreadable:
+        except (Unreadable, *DAMAGED):
             # The comparison says so.
             return None
     if isinstance(value, str) and value.isdecimal() and len(value) < 16:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from rankscope.agent.checkpoints.comparison import Compared, compare
-from rankscope.agent.checkpoints.errors import Unreadable
+from rankscope.agent.checkpoints.errors import DAMAGED, Unreadable, told
 from rankscope.agent.checkpoints.opening import Checkpoint, find, pairs, role
 from rankscope.agent.checkpoints.source import Source
 
@@ -119,10 +119,10 @@ def _add(
         for checkpoint, own in members:
             sources.append(checkpoint.open(own).without(lambda name: _matches(name, ignored)))
         done.groups[member] = compare(labels, sources)
-    except Unreadable as error:
+    except (Unreadable, *DAMAGED) as error:
         if not member:
             raise
-        done.unread[member] = f"{error} (or leave it out: --ignore {shlex.quote(member)})"
+        done.unread[member] = f"{told(error)} (or leave it out: --ignore {shlex.quote(member)})"
 
 
 def _checked(done: Verification) -> Verification:
