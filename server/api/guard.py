@@ -46,9 +46,8 @@ TOKEN = "rankscope.token"
 
 # How long a token that was made or revoked may go unnoticed.
 _FRESH_SECONDS = 5.0
-# The same of one that is brought and not known: mostly it has just been made.
+# How soon the database is asked again for a secret that is not known: it may be new.
 _UNKNOWN_SECONDS = 1.0
-_RETRY_AFTER = "2"
 _INGEST = "/api/v1/ingest"
 # What says nothing of any run.
 _OPEN = ("/healthz", "/readyz", "/openapi.json", "/docs", "/login", "/favicon.ico")
@@ -95,19 +94,19 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
         try:
-            known = await self._known(_secret(headers))
+            known = await self._known()
         except SQLAlchemyError as error:
             if _path(scope) not in _OPEN:
                 why = f"the database does not answer: {type(error).__name__}; send it again"
                 await self._refuse(Refusal(503, why), scope, receive, send)
                 return
             known = {}
+        headers = Headers(scope=scope)
         refusal = _of_another_site(scope, headers) or self._of_another_name(headers, known)
         token = None
         if refusal is None and known:
-            token = _token(headers, known)
+            token = await self._find(_secret(headers))
             refusal = _not_allowed(scope, headers, token)
         if refusal is not None:
             await self._refuse(refusal, scope, receive, send)
@@ -129,10 +128,9 @@ class Guard:
             root = scope.get("root_path", "")
             answer = RedirectResponse(f"{root}/login?next={there}", 303, self._headers)
         else:
-            challenge = {
-                401: {"WWW-Authenticate": "Bearer"},
-                503: {"Retry-After": _RETRY_AFTER},
-            }.get(refusal.status, {})
+            challenge = {"WWW-Authenticate": "Bearer"} if refusal.status == 401 else {}
+            if refusal.status == 503:
+                challenge = problems.RETRY_LATER
             answer = problems.answer(
                 refusal.status, refusal.why, instance=path, headers=challenge | self._headers
             )
@@ -144,14 +142,31 @@ class Guard:
         Raises:
             SQLAlchemyError: the database does not answer.
         """
-        return _holding(secret, await self._known(secret))
+        return await self._find(secret)
 
-    async def _known(self, secret: str) -> Mapping[str, tokens.Token]:
-        """All tokens by the digest of their secret, as they were some seconds ago at most."""
+    async def holds(self, token: tokens.Token) -> bool:
+        """Whether a token that was let in earlier still opens anything.
+
+        Raises:
+            SQLAlchemyError: the database does not answer.
+        """
+        now = time.time()
+        return any(t.id == token.id and t.holds(now) for t in (await self._known()).values())
+
+    async def _find(self, secret: str) -> tokens.Token | None:
+        found = _holding(secret, await self._known())
+        if found is None and secret:
+            found = _holding(secret, await self._known(_UNKNOWN_SECONDS))
+        return found
+
+    async def _known(self, fresh: float | None = None) -> Mapping[str, tokens.Token]:
+        """All tokens by the digest of their secret.
+
+        Args:
+            fresh: as they were this many seconds ago at most; None: `_FRESH_SECONDS`.
+        """
         now = time.monotonic()
-        # Without any token the server is open, and what a request brings is of no matter.
-        strange = bool(secret and self._tokens) and _digest(secret) not in (self._tokens or {})
-        fresh = min(_UNKNOWN_SECONDS, _FRESH_SECONDS) if strange else _FRESH_SECONDS
+        fresh = _FRESH_SECONDS if fresh is None else fresh
         if self._tokens is None or now - self._read_at >= fresh:
             self._read_at = now  # one asks; the others go on with what held a moment ago
             try:
@@ -214,43 +229,36 @@ def _of_another_site(scope: Scope, headers: Headers) -> Refusal | None:
         fine = site in ("same-origin", "none")
     else:
         # Who names no origin is no browser: they do with whatever changes something.
-        fine = origin is None or _host_of(origin) == headers.get("host")
+        fine = origin is None or _site_of(origin) == headers.get("host")
     if fine:
         return None
     return Refusal(403, f"a page of {origin or 'another site'} may not change anything here")
 
 
-def _host_of(origin: str) -> str | None:
+def _site_of(origin: str) -> str | None:
+    """Host and port of an origin; None where it is malformed."""
     try:
         return urlsplit(origin).netloc
     except ValueError:
-        return None  # no address at all
-
-
-def _token(headers: Headers, known: Mapping[str, tokens.Token]) -> tokens.Token | None:
-    """The one that a request brings, if it holds."""
-    return _holding(_secret(headers), known)
+        return None
 
 
 def _secret(headers: Headers) -> str:
-    """What a request brings; empty for none."""
+    """What a request brings; empty where it brings none."""
     scheme, _, secret = headers.get("authorization", "").partition(" ")
-    return secret if scheme.lower() == "bearer" else _cookie(headers)
-
-
-def _digest(secret: str) -> str:
-    return tokens.digest_of(secret.strip())
+    if scheme.lower() != "bearer":
+        secret = _cookie(headers)
+    return secret
 
 
 def _holding(secret: str, known: Mapping[str, tokens.Token]) -> tokens.Token | None:
     # Found by a digest: how long that takes says nothing of the secret.
-    token = known.get(_digest(secret)) if secret else None
+    token = known.get(tokens.digest_of(secret.strip())) if secret else None
     return token if token is not None and token.holds(time.time()) else None
 
 
 def _cookie(headers: Headers) -> str:
-    # Not by http.cookies, which stops at the first that it finds odd: those of all other servers of
-    # the machine are sent along, whatever their port is.
+    # By hand: `SimpleCookie` gives up at the first odd cookie, and others on this host set theirs.
     for part in headers.get("cookie", "").split(";"):
         name, _, value = part.strip().partition("=")
         if name == COOKIE:

@@ -30,6 +30,8 @@ router = APIRouter(tags=["ingest"])
 
 # Where an error of the fast path lies for the long one.
 _FAILED = "rankscope.failed"
+# The project of a batch that names none.
+_NO_PROJECT = "default"
 # Bytes of a body that are decoded in no time.
 _LARGE = 2**20
 # Of larger ones, and of packed ones, this many at a time.
@@ -150,29 +152,29 @@ async def _take(scope: Scope, receive: Receive, state: State) -> dict[str, Any]:
 
 
 def _check_project(engine: Engine, batch: wire.Batch, token: Token) -> None:
-    """Whoever is bound to projects writes to their runs alone, and nobody to those of others.
+    """A run is written to as one of its own project, by whoever may write there.
+
+    Else whoever takes a name first would get what others send under it. A batch that names no
+    project is for the run's.
 
     Raises:
-        Problem: the batch is for another project's run, or would begin one.
+        Problem: the run is another project's, or the token is bound to others.
     """
     with reading(engine) as connection, limited_to(None):
         row = runs.find_run(connection, batch.run)
     project = batch.project if row is None else row.project
-    if token.projects is None:
-        # Else whoever took the name first, in a project of theirs, would read what is sent here.
-        if project != batch.project:
-            raise Problem(
-                403,
-                f"run {batch.run!r} is of another project than {batch.project!r}: give this one "
-                "another name (RANKSCOPE_RUN)",
-            )
+    named = batch.project in (project, _NO_PROJECT)
+    if named and (token.projects is None or project in token.projects):
         return
-    if project not in token.projects:
-        raise Problem(
-            403,
-            f"token {token.name!r} may not write to the project of run {batch.run!r}; "
-            f"it is bound to {', '.join(sorted(token.projects))}",
-        )
+    # The same text whether the run is there or not: not everybody is to know.
+    bound = (
+        "" if token.projects is None else f"; it is bound to {', '.join(sorted(token.projects))}"
+    )
+    raise Problem(
+        403,
+        f"token {token.name!r} may not write to a run {batch.run!r} of project {batch.project!r}: "
+        f"a run has one project, and the name may be another's{bound}",
+    )
 
 
 def _limiter(state: State) -> CapacityLimiter:

@@ -21,7 +21,8 @@ CONTENT_TYPE = "application/problem+json"
 
 # Enough for all kinds there are.
 _MAX_DETAIL = 2000
-_RETRY_AFTER_SECONDS = 5
+RETRY_LATER = {"Retry-After": "5"}
+"""Headers of a 503, by which whoever asked knows when to ask again."""
 
 _logger = logging.getLogger(__name__)
 
@@ -67,7 +68,9 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Problem)
     async def problem(request: Request, error: Problem) -> Response:
-        return answer(error.status, error.detail, instance=request.url.path, **error.further)
+        headers = RETRY_LATER if error.status == 503 else None
+        where = request.url.path
+        return answer(error.status, error.detail, instance=where, headers=headers, **error.further)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
@@ -99,8 +102,7 @@ def install(app: FastAPI) -> None:
             return await unexpected(request, error)
         failures.warn(_logger, f"{request.method} {request.url.path}: {why(error)}")
         detail = f"the database does not answer, or takes nothing: {why(error)}; send it again"
-        headers = {"Retry-After": str(_RETRY_AFTER_SECONDS)}
-        return answer(503, detail, instance=request.url.path, headers=headers)
+        return answer(503, detail, instance=request.url.path, headers=RETRY_LATER)
 
     for kind in (OperationalError, InterfaceError, PoolTimeout):
         app.add_exception_handler(kind, unable)

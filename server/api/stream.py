@@ -14,6 +14,7 @@ from sqlalchemy import Engine
 from sse_starlette.sse import EventSourceResponse
 
 from rankscope.server.api.deps import Database, RunId, known_run
+from rankscope.server.api.guard import TOKEN, Guard
 from rankscope.server.storage import alerts
 from rankscope.server.storage.engine import reading
 
@@ -39,6 +40,8 @@ async def _changes(
 ) -> AsyncIterator[dict[str, Any]]:
     yield {"event": "state", "data": json.dumps(reported["state"])}
     run_events = request.app.state.run_events
+    guard: Guard = request.app.state.guard
+    token = request.scope.get(TOKEN)
     number = None
     while not await request.is_disconnected():
         await asyncio.sleep(_INTERVAL_S)
@@ -48,6 +51,9 @@ async def _changes(
                 break
             await asyncio.sleep(_GLANCE_S)
         if run_events.stopping.is_set():
+            return
+        # Who has lost the right to ask hears no more.
+        if token is not None and not await guard.holds(token):
             return
         # Before it is examined: what happens meanwhile counts as new.
         number = run_events.number(run)

@@ -60,14 +60,16 @@ def list_beside(connection: Connection, row: Any) -> list[Any]:
     """Rows of the runs of further models that a run's processes train, of the same start.
 
     They are called RUN.2, RUN.3 and so on, and say themselves whose they are: a user may call a run
-    so, too.
+    so, too. Those of other projects are not asked: whoever may write there alone has no say here.
     """
     found: list[Any] = []
     while (other := find_run(connection, f"{row.id}.{len(found) + 2}")) is not None:
         found.append(other)
-    # Of the same project: whoever writes to another one has no say in what is shown of this.
-    own = [r for r in found if r.project == row.project and r.start == row.start]
-    return [r for r in own if r.config.get("first_run") == row.id]
+    return [
+        r
+        for r in found
+        if r.project == row.project and r.config.get("first_run") == row.id and r.start == row.start
+    ]
 
 
 def ranks_seen(connection: Connection, *, runs: Sequence[int]) -> Mapping[int, Sequence[int]]:
