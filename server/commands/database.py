@@ -20,8 +20,10 @@ def add_url(parser: argparse.ArgumentParser, default: str | None = None) -> None
 
 def age(text: str, *, nothing: str = "is no time at all") -> float:
     """Seconds of an age such as 90d, 36h or 15m; `nothing`: what is wrong with an age of 0."""
-    if not re.fullmatch(r"[0-9]+[dhm]", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no age; write for example 90d, 36h or 15m")
+    if not re.fullmatch(r"[0-9]{1,12}[dhm]", text):
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r} is no age; write for example 90d, 36h or 15m"
+        )
     if not int(text[:-1]):
         raise argparse.ArgumentTypeError(f"{text!r} {nothing}; the least is 1m")
     return int(text[:-1]) * _UNITS[text[-1]]

@@ -117,7 +117,7 @@ class Tools:
             there = _ranks_of(self.server.get(f"{path}/metrics", {"tensors": "false"}))
             if metric not in there:
                 _no_metric(run, metric, list(there))
-            chosen = there[metric][:MOST_SERIES_RANKS] if ranks is None else ranks
+            chosen = there[metric][:MOST_SERIES_RANKS] if not ranks else ranks
             if missing := sorted(set(chosen) - set(there[metric])):
                 known = ", ".join(map(str, there[metric][: mcp_answers.MOST_RANKS]))
                 raise ToolError(f"{metric} has no rank {missing[0]}. It has ranks {known}.")

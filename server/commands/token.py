@@ -21,6 +21,8 @@ from rankscope.server.storage.tokens import SCOPES, Token
 
 _USUAL = ("read", "write")
 _MAX_NAME = 250
+# The end of the year 9999, after which there are no dates.
+_LAST_SECOND = 253_402_300_799
 
 
 def token(argv: Sequence[str]) -> int:
@@ -70,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         help="bind it to a project; may be given several times; default: all projects",
     )
     create.add_argument(
-        "--expires", type=age, metavar="AGE", help="for example 90d or 12h; default: never"
+        "--expires", type=_lasting, metavar="AGE", help="for example 90d or 12h; default: never"
     )
     create.set_defaults(do=_create)
     listed = actions.add_parser("list", help="the tokens there are, without their secrets")
@@ -164,11 +166,23 @@ def _what(one: Token) -> str:
 
 
 def _day(seconds: float) -> str:
+    if seconds > _LAST_SECOND:
+        return "after 9999"
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _time(seconds: float | None) -> str | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(min(seconds, _LAST_SECOND), UTC).isoformat()
+
+
+def _lasting(text: str) -> float:
+    """An age that ends within the years that there are."""
+    seconds = age(text)
+    if seconds > _LAST_SECOND - time.time():
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} ends beyond the year 9999")
+    return seconds
 
 
 def _name(text: str) -> str:

@@ -80,6 +80,7 @@ CALLS = {
     "whole": ("series", {"run": "fine", "max_points": 500}),
     "few": ("series", {"run": "broken", "max_points": 10}),
     "part": ("series", {"run": "broken", "ranks": [1], "from_step": 30, "to_step": 34}),
+    "no ranks": ("series", {"run": "broken", "ranks": [], "max_points": 10}),
     "compared": ("compare", {"a": "fine", "b": "broken"}),
     "no run": ("why", {"run": "brokem"}),
     "no metric": ("series", {"run": "fine", "metric": "los"}),
@@ -172,6 +173,7 @@ def test_series_are_bounded_and_lose_nothing_that_was_asked_for(answer, service)
     for rank in few["ranks"]:
         assert len(rank["steps"]) <= 10
         assert max(rank["max"]) == pytest.approx(BROKEN.values("loss", rank["rank"]).max())
+    assert answer("no ranks") == few
     [part] = answer("part")["ranks"]
     assert (part["rank"], part["steps"]) == (1, [30, 31, 32, 33, 34])
 

@@ -53,6 +53,8 @@ def test_create_list_revoke(db, capsys):
         (("create", "ci", "--scope", "root"), "invalid choice: 'root'"),
         (("create", "ci", "--expires", "soon"), "'soon' is no age"),
         (("create", "ci", "--expires", "0d"), "no time at all"),
+        (("create", "ci", "--expires", "9999999d"), "beyond the year 9999"),
+        (("create", "ci", "--expires", "9" * 400 + "d"), "is no age"),
         ((), "create|list|revoke"),
     ],
 )
@@ -60,6 +62,18 @@ def test_wrong_usage(db, capsys, arguments, said):
     where = ("--db", db) if arguments else ()
     assert called(token, *arguments, *where) == cli.USAGE
     assert said in capsys.readouterr().err
+
+
+def test_tokens_that_end_beyond_all_years_are_listed(db, capsys):
+    assert called(token, "create", "ci", "--expires", "1d", "--db", db) == cli.OK
+    with sqlite3.connect(db.removeprefix("sqlite:///")) as connection:
+        connection.execute("UPDATE access_token SET expires_at = 1e15")
+    capsys.readouterr()
+    assert called(token, "list", "--db", db) == cli.OK
+    assert "until after 9999" in capsys.readouterr().out
+    assert called(token, "list", "--json", "--db", db) == cli.OK
+    [listed] = json.loads(capsys.readouterr().out)["items"]
+    assert (listed["expires_at"], listed["state"]) == ("9999-12-31T23:59:59+00:00", "holds")
 
 
 def test_a_token_that_is_not_there(db, capsys):
