@@ -9,7 +9,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from rankscope.agent.checkpoints.errors import told
+from rankscope.agent.checkpoints.errors import DAMAGED, Unreadable, told
 from rankscope.agent.checkpoints.text import as_json, lines
 from rankscope.agent.checkpoints.verification import (
     DIFFERENT,
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code.
 
     0: the same; 1: they differ; 2: wrong usage, something could not be read and the rest is the
-    same, or any other error.
+    same, or the command itself has failed.
     """
     parser = argparse.ArgumentParser(
         prog="rankscope verify",
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         return _answer(given)
-    except Exception as error:  # noqa: BLE001
+    except (Unreadable, *DAMAGED) as error:
         # Python's own exit code of an exception, 1, would say that they differ.
         sys.stderr.write(f"rankscope verify: {told(error)}\n")
         return 2
