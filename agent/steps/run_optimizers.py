@@ -19,6 +19,9 @@ from rankscope.agent.steps.count import StepCount
 from rankscope.agent.steps.repeated_ends import RepeatedEnds
 from rankscope.agent.steps.turns import Turns
 
+# Of all monitors of the process.
+_all: weakref.WeakSet[RunOptimizers] = weakref.WeakSet()
+
 
 class RunOptimizers:
     """Recognises the beginnings and the ends of the run's steps among those of all optimizers.
@@ -65,6 +68,7 @@ class RunOptimizers:
         self._repeated = RepeatedEnds()
         self._turns = Turns()
         self.has_unknown = True
+        _all.add(self)
 
     def begins(self, optimizer: torch.optim.Optimizer) -> bool:
         """One is about to step; whether a step of the run begins to be applied."""
@@ -121,6 +125,10 @@ class RunOptimizers:
         self._replaced.add(optimizer)
         self._changed(optimizer, first)
 
+    def is_attached(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it is the one that was given to `attach`, or inside it."""
+        return optimizer is self._attached or is_inside(optimizer, self._attached)
+
     def next_step(self) -> None:
         """The next step is in progress: none of them steps."""
         self._outermost = None
@@ -139,6 +147,9 @@ class RunOptimizers:
         self._roles.clear()
 
     def _role(self, optimizer: torch.optim.Optimizer) -> Role:
+        # A second phase of a training has tensors of the first one's, and a run of its own.
+        if any(other.is_attached(optimizer) for other in _all if other is not self):
+            return Role.OTHER
         role = self._roles.get(optimizer)
         if role is None:
             role = self._roles[optimizer] = self._tracked.role_of(optimizer)

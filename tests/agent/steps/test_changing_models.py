@@ -191,3 +191,20 @@ def test_fine_tuning_goes_on_at_the_step_of_the_run(watching):
     diary = Diary(model)
     train(model, optimizer, diary, range(5, 7))
     diary.check(watching, first=5)
+
+
+def test_a_second_phase_with_a_run_of_its_own_is_none_of_the_first(watching):
+    """Pretraining, then a new head and a new optimizer for the same encoder, attached again."""
+    encoder = nn.Linear(6, 8)
+    first = nn.Sequential(encoder, nn.Linear(8, 3))
+    optimizer = torch.optim.Adam(first.parameters(), lr=0.1)
+    watching.attach(first, optimizer)
+    diary = Diary(first)
+    train(first, optimizer, diary, range(3))
+    second = nn.Sequential(encoder, nn.ReLU(), nn.Linear(8, 3))
+    others = torch.optim.SGD(second.parameters(), lr=0.1)
+    watching.attach(second, others, run="second")
+    train(second, others, Diary(second), range(3, 8))
+    diary.check(watching)
+    assert notes(watching) == []
+    assert len(watching.points("loss", run="second")) == 5
