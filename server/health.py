@@ -61,6 +61,7 @@ class Health:
         self._counts: Counter[str] = Counter()
         self._failing: dict[str, int] = {}
         self._unwritable = ""
+        self._refused_at = -math.inf
         self._beside: Mapping[str, Any] = {}
 
     def count(self, what: str) -> None:
@@ -85,6 +86,13 @@ class Health:
     def wrote(self, problem: str = "") -> None:
         """Batches were stored, or could not be for what the database says."""
         self._unwritable = problem
+        if problem:
+            self._refused_at = time.monotonic()
+
+    @property
+    def seconds_since_refused(self) -> float:
+        """Since batches could last not be stored; infinite where they always were."""
+        return time.monotonic() - self._refused_at
 
     def missing(self, name: str, why: str) -> None:
         """A part has ended, and is to be started again."""

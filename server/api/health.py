@@ -17,6 +17,8 @@ from rankscope.server.storage.engine import reading, touch, why
 router = APIRouter(tags=["health"])
 
 _WORK = ("evaluation", "compaction")
+# After which nobody posts, or what they post is stored.
+_CALM_SECONDS = 10.0
 
 
 @router.get("/healthz")
@@ -46,6 +48,9 @@ def readyz(request: Request, engine: Database) -> dict[str, str]:
             touch(engine)
         except SQLAlchemyError as error:
             raise Problem(503, f"the database takes nothing: {why(error)}") from error
+        # A full disk may have room for a row, and none for a batch: the next batches show it.
+        if state.seconds_since_refused < _CALM_SECONDS:
+            raise Problem(503, f"the database takes nothing: {state.unwritable}")
         state.wrote()
     missing = state.report()["missing"]
     if missing:

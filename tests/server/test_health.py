@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 import threading
 import time
+from contextlib import closing
 
 import pytest
+from sqlalchemy import event
 
 from rankscope.server import health
 from rankscope.server.app import create_app
@@ -174,3 +177,40 @@ def test_the_same_failure_is_said_sparingly(caplog):
         "disk full",
         "disk full (49 more since the last line)",
     ]
+
+
+def test_a_disk_with_room_for_a_row_and_none_for_a_batch_is_not_ready(tmp_path):
+    """A probe fits where batches do not; what is stored again says that it is over."""
+    path = tmp_path / "full.db"
+    app = create_app(Settings(database=f"sqlite:///{path}", evaluate=False))
+
+    def post(client, seq, series):
+        steps = list(range(400))
+        columns = {
+            f"m{seq}_{n}": {"steps": steps, "values": [(x * 1.37 + n) % 1 for x in steps]}
+            for n in range(series)
+        }
+        sent = {"run": "r", "rank": 0, "seq": seq, "through_step": 400, "columns": columns}
+        return client.post("/api/v1/ingest", json=sent).status_code
+
+    with serve_app(app) as client:
+        assert post(client, 0, 1) == 200
+        with closing(sqlite3.connect(path)) as connection:
+            pages = connection.execute("PRAGMA page_count").fetchone()[0]
+
+        def limit(connection, record, proxy):
+            connection.execute(f"PRAGMA max_page_count = {pages + 4}")
+
+        event.listen(app.state.engine, "checkout", limit)
+        assert post(client, 1, 40) == 503
+        for seq in (2, 3):
+            assert "takes nothing" in check_problem(client.get("/readyz"), 503)["detail"]
+            assert post(client, seq, 40) == 503
+        event.remove(app.state.engine, "checkout", limit)
+        event.listen(
+            app.state.engine,
+            "checkout",
+            lambda connection, *_: connection.execute("PRAGMA max_page_count = 1000000"),
+        )
+        assert post(client, 4, 40) == 200
+        assert client.get("/readyz").status_code == 200
