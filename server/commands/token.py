@@ -32,6 +32,7 @@ def token(argv: Sequence[str]) -> int:
     try:
         settings = Settings(database=options.db or default_database())
         engine = open_engine(settings.database)
+        options.unused = migrate.current(engine) is None
         migrate.upgrade(engine)
         code: int = options.do(engine, options)
         return code
@@ -106,6 +107,10 @@ def _create(engine: Engine, options: argparse.Namespace) -> int:
         f"token {made.id} ({made.name}): {_what(made)}. Its secret is not shown again; give it to "
         "trainers and commands as RANKSCOPE_TOKEN"
     )
+    where = engine.url.render_as_string(hide_password=True)
+    # Whoever serves another one would take it for closed.
+    new = ", which no server has used yet: is it the one that you serve?" if options.unused else ""
+    complain(f"it holds for servers on {where}{new}")
     return OK
 
 

@@ -76,6 +76,14 @@ def test_tokens_that_end_beyond_all_years_are_listed(db, capsys):
     assert (listed["expires_at"], listed["state"]) == ("9999-12-31T23:59:59+00:00", "holds")
 
 
+def test_the_database_that_it_holds_for_is_named(db, capsys):
+    for new in (True, False):
+        assert called(token, "create", "ci", "--db", db) == cli.OK
+        said = capsys.readouterr().err
+        assert f"it holds for servers on {db}" in said
+        assert ("which no server has used yet" in said) == new
+
+
 def test_a_token_that_is_not_there(db, capsys):
     assert called(token, "revoke", "nobody", "--db", db) == cli.FAILED
     assert "rankscope token list" in capsys.readouterr().err
