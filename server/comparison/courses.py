@@ -9,6 +9,9 @@ import numpy as np
 
 from rankscope.server.window import Float64, Int64
 
+# Share of the steps by which ranks of one job may end apart.
+_APART = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class Course:
@@ -44,10 +47,15 @@ class Apart:
 def mean_over_ranks(series: Sequence[tuple[Int64, Float64]]) -> Course:
     """The mean over ranks at each step that all of those have which have the most steps.
 
-    A step at which a rank is missing would read as a jump: such steps are left out.
+    A step at which a rank is missing would read as a jump: such steps are left out. A rank that is
+    lost on the way is left out altogether: the others go on, and their end is what matters.
     """
+    series = [(s, v) for s, v in series if len(s)]
     if not series:
         return Course(np.empty(0, np.int64), np.empty(0))
+    first, last = min(int(s[0]) for s, _ in series), max(int(s[-1]) for s, _ in series)
+    # Ranks of a job that was killed end some steps apart.
+    series = [(s, v) for s, v in series if last - int(s[-1]) <= _APART * (last - first)]
     steps = np.concatenate([s for s, _ in series])
     values = np.concatenate([v for _, v in series])
     unique, inverse, counts = np.unique(steps, return_inverse=True, return_counts=True)

@@ -70,6 +70,17 @@ def test_courses_are_compared_at_equal_steps():
     assert math.isnan(none.mean_difference)
 
 
+def test_a_rank_that_is_lost_on_the_way_does_not_end_the_course():
+    each = np.arange(1000)
+    lost = (each[:100], np.full(100, 5.0))
+    mean = courses.mean_over_ranks([(each, np.ones(1000)), (each, 3 * np.ones(1000)), lost])
+    assert (mean.steps[0], mean.steps[-1], len(mean.steps)) == (0, 999, 1000)
+    assert (mean.values == 2.0).all()
+    # Ranks of a job that was killed end some steps apart.
+    killed = courses.mean_over_ranks([(each, np.ones(1000)), (each[:950], 3 * np.ones(950))])
+    assert (len(killed.steps), killed.values[0]) == (950, 2.0)
+
+
 def test_a_mean_over_ranks_leaves_out_steps_at_which_one_is_missing():
     mean = courses.mean_over_ranks(
         [(np.array([0, 1, 2]), np.array([1.0, 2, 3])), (np.array([0, 2]), np.array([3.0, 5]))]
