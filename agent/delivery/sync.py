@@ -23,7 +23,7 @@ from rankscope.agent.options import resolve
 _PATIENCE_SECONDS = 20.0
 # Folders in a row whose batches are not taken, as those of a project that the token is not for,
 # after which it is the server or the token itself.
-_MISDIRECTED = 8
+_MOST_NOT_TAKEN = 8
 # Nobody's training waits for it, and it does not last long enough for an uploader.
 _PACE = Pace(connect_timeout=5.0, read_timeout=30.0, uploader_after=math.inf)
 
@@ -101,7 +101,7 @@ def sync(
             body, outcome = delivered
             if isinstance(outcome, Away) and outcome.this_batch:
                 not_for_us += 1
-                away = not_for_us == _MISDIRECTED
+                away = not_for_us == _MOST_NOT_TAKEN
                 report.problem = f"the server {server} did not take a batch: {outcome.why}"
                 break
             if isinstance(outcome, Away):

@@ -229,55 +229,47 @@ def title_of(episode: Episode[Rescaled]) -> str:
 
 
 def _finding(episode: Episode[Rescaled]) -> Finding:
-    facts, step = episode.facts, episode.first_step
-    who = ranks(facts.ranks)
-    if facts.begun:
-        return _begun(episode)
+    facts = episode.facts
+    cause, remedy = (_beside if facts.begun else _moved)(facts, episode.first_step)
     return episode.finding(
         kind="data.outlier",
-        key=f"inputs:{facts.ranks[0]}",
+        key=f"inputs:{'beside:' if facts.begun else ''}{facts.ranks[0]}",
         severity="warning",
         title=title_of(episode),
         ranks=facts.ranks,
         stage="batch",
         cause=sentences(
-            f"The inputs of {who} had a root mean square of {number(facts.usual)} before step "
-            f"{step} and have had {number(facts.factor)} times that since; the other ranks' "
-            f"inputs are as before. {who.capitalize()} {agree(len(facts.ranks), 'normalises')} "
-            "them differently, twice or not at all, or reads other data.",
+            cause,
             "Layers that normalise hide this from the loss; running statistics of batch norm, and "
             "so evaluations and what is saved, suffer from it.",
         ),
-        remedy=(
-            f"Print mean and standard deviation of a batch of {who} and of another rank, and "
-            f"compare the transforms, their settings and the files of {who} from step {step} on."
-        ),
+        remedy=remedy,
         evidence={"factor": facts.factor, "usual": facts.usual},
     )
 
 
-def _begun(episode: Episode[Rescaled]) -> Finding:
-    facts = episode.facts
+def _moved(facts: Rescaled, step: int) -> tuple[str, str]:
+    """Cause and remedy of inputs that are of another size than they were."""
+    who = ranks(facts.ranks)
+    return (
+        f"The inputs of {who} had a root mean square of {number(facts.usual)} before step "
+        f"{step} and have had {number(facts.factor)} times that since; the other ranks' "
+        f"inputs are as before. {who.capitalize()} {agree(len(facts.ranks), 'normalises')} "
+        "them differently, twice or not at all, or reads other data.",
+        f"Print mean and standard deviation of a batch of {who} and of another rank, and "
+        f"compare the transforms, their settings and the files of {who} from step {step} on.",
+    )
+
+
+def _beside(facts: Rescaled, step: int) -> tuple[str, str]:
+    """Cause and remedy of inputs that are of another size than the other ranks'."""
     who = ranks(facts.ranks)
     whose = f"of {who}" if len(facts.ranks) == 1 else "of one of the two"
-    return episode.finding(
-        kind="data.outlier",
-        key=f"inputs:beside:{facts.ranks[0]}",
-        severity="warning",
-        title=title_of(episode),
-        ranks=facts.ranks,
-        stage="batch",
-        cause=sentences(
-            f"From the start the inputs {whose} have had {number(facts.factor)} times the root "
-            f"mean square of the other ranks', which is {number(facts.usual)}. They are normalised "
-            "differently, twice or not at all, decoded otherwise, or are other data.",
-            "Layers that normalise hide this from the loss; running statistics of batch norm, and "
-            "so evaluations and what is saved, suffer from it.",
-        ),
-        remedy=(
-            f"Print mean and standard deviation of a batch of {who} and of another rank, and "
-            "compare the transforms, their settings, the versions of what decodes the files, and "
-            "the files themselves."
-        ),
-        evidence={"factor": facts.factor, "usual": facts.usual},
+    return (
+        f"Since step {step} the inputs {whose} have had {number(facts.factor)} times the root "
+        f"mean square of the other ranks', which is {number(facts.usual)}. They are normalised "
+        "differently, twice or not at all, decoded otherwise, or are other data.",
+        f"Print mean and standard deviation of a batch of {who} and of another rank, and "
+        "compare the transforms, their settings, the versions of what decodes the files, and "
+        "the files themselves.",
     )
