@@ -20,7 +20,7 @@ from rankscope.agent.probes.loss import Loss
 from rankscope.agent.probes.parameters import Parameters
 from rankscope.agent.probes.timing import Timing
 from rankscope.agent.probes.watched import WatchedModules
-from rankscope.agent.steps import hooks
+from rankscope.agent.steps import hooks, joined
 from rankscope.agent.steps.account import Account
 from rankscope.agent.steps.autograd import nodes_made
 from rankscope.agent.steps.dynamo import frames_traced, leave_alone, outside_graph
@@ -101,6 +101,7 @@ class TorchMonitor(Monitor):
         self._hook()
         self._count.nodes = nodes_made()
         self._watching = hooks.Watching(self)
+        joined.listen(self)
         self._begin()
 
     def _make_probes(self) -> None:
@@ -251,6 +252,29 @@ class TorchMonitor(Monitor):
         self._traced = frames_traced()
         if step >= self._count.until:
             self._next_step()
+
+    @property
+    def step_in_progress(self) -> int:
+        """Its number."""
+        return self._count.step
+
+    def trains_in(self, module: torch.nn.Module) -> bool:
+        """Whether the model is the module, holds it or is held by it."""
+        model = self._model
+        return any(m is model for m in module.modules()) or any(
+            m is module for m in model.modules()
+        )
+
+    @contained
+    def missed(self, steps: int) -> None:
+        """The others have taken so many steps since this rank's inputs ended (`Join`)."""
+        for _ in range(steps):
+            if self._count.ended(nodes_made()) >= self._count.until:
+                self._next_step()
+        if self._timing is not None:
+            self._timing.interrupted()
+        text = f"this rank's inputs ended {steps} steps before those of others (Join)"
+        self._event(self._count.step, "steps.missed", text, {"steps": steps})
 
     @contained
     def step_unseen(self) -> None:
@@ -484,6 +508,8 @@ class TorchMonitor(Monitor):
         self._machine.close()
         with self._bookkeeping:
             self._watching.end()
+        with self._bookkeeping:
+            joined.unlisten(self)
         with self._bookkeeping:
             if self._root_hook is not None:
                 self._root_hook.remove()
