@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,9 @@ _SCATTERED = 2 * 1024
 class RunningDigest:
     """The digest of what a step is given, under one name.
 
+    What it is given again counts once: an optimizer evaluates its closure as often as it takes,
+    and the batch is the same one each time.
+
     Args:
         name: of the digest.
 
@@ -38,7 +41,8 @@ class RunningDigest:
         self._name = name
         self._plans = TensorGroup(name, (), ())
         self._waiting: list[tuple[FingerprintPlan, Any, int]] = []
-        self._digest = 0
+        # Digests of what was given, in order; as a set that keeps it.
+        self._parts: dict[int, None] = {}
 
     def add(self, tensors: Sequence[torch.Tensor]) -> None:
         """Takes the next tensors, of plain bits; at once on a CPU, without waiting on a device."""
@@ -52,22 +56,23 @@ class RunningDigest:
         size = sum(t.numel() for t in tensors)
         pending = plan.begin(tensors, sketches=False)
         if pending.ready() and not self._waiting:
-            self._digest = _combined(self._digest, [(plan, pending, size)])
+            self._parts[_part(plan, pending, size)] = None
         else:
             self._waiting.append((plan, pending, size))
 
     def end(self, facts: StepFacts) -> None:
         """Puts the digest into the facts of the step, once it is known, and begins anew."""
-        waiting, digest, seen = self._waiting, self._digest, self.seen
-        self._waiting, self._digest, self.seen = [], 0, 0
+        waiting, parts, seen = self._waiting, self._parts, self.seen
+        self._waiting, self._parts, self.seen = [], {}, 0
         if not seen or len(waiting) >= _MAX_WAITING:
             return
         if not waiting:
-            facts.digests[self._name] = digest
+            facts.digests[self._name] = _combined(parts)
             return
 
         def deliver() -> None:
-            facts.digests[self._name] = _combined(digest, waiting)
+            parts.update(dict.fromkeys(_part(*given) for given in waiting))
+            facts.digests[self._name] = _combined(parts)
 
         facts.when_ready(Together(*(pending for _, pending, _ in waiting)), deliver)
 
@@ -107,7 +112,12 @@ def is_dense(tensor: torch.Tensor) -> bool:
     )
 
 
-def _combined(digest: int, more: list[tuple[FingerprintPlan, Any, int]]) -> int:
-    for plan, pending, size in more:
-        digest = (digest * _TURN + plan.model_digest(pending.result().digests) + size + 1) % 2**64
+def _part(plan: FingerprintPlan, pending: Any, size: int) -> int:
+    return plan.model_digest(pending.result().digests) + size + 1
+
+
+def _combined(parts: Iterable[int]) -> int:
+    digest = 0
+    for part in parts:
+        digest = (digest * _TURN + part) % 2**64
     return digest

@@ -192,14 +192,14 @@ class LossSpike(Detector[SpikeState]):
                 state.judged += len(state.baseline) >= self.policy.evidence
                 z = self._judge(state, value, size)
                 if negated and len(state.baseline) >= self.policy.evidence:
-                    state.incident = self._open(state, step, value, 0.0, window.ranks, row)
+                    state.incident = self._open(state, window, step, value, 0.0, row)
                     state.incident.negated = state.incident.positive = True
                     state.incident.batch = (size, state.sizes.usual)
                 elif z is None:
                     state.baseline.accept(value)
                     state.history.push(step, window.ranks, row.copy())
                 else:
-                    state.incident = self._open(state, step, value, z, window.ranks, row)
+                    state.incident = self._open(state, window, step, value, z, row)
                     state.incident.batch = (size, state.sizes.usual)
                     self._hold_against_targets(
                         state, state.incident, step, value, state.incident.ranks
@@ -236,11 +236,11 @@ class LossSpike(Detector[SpikeState]):
         return baseline.z_of_newest(value, recent) > self.policy.recent_z
 
     def _open(
-        self, state: SpikeState, step: int, value: float, z: float, known: Int64, row: Float64
+        self, state: SpikeState, window: Window, step: int, value: float, z: float, row: Float64
     ) -> Spike:
         policy, spacing = self.policy, state.progress.spacing
         usual, quartile = np.quantile(np.array(state.baseline.values), [0.5, 0.75])
-        who, rank_value = self._carrier(state, known, row)
+        who, rank_value = self._carrier(state, window.ranks, row)
         state.onsets.append(state.progress.count)
         while state.onsets[0] <= state.progress.count - policy.recurrent_within:
             state.onsets.popleft()
@@ -265,6 +265,7 @@ class LossSpike(Detector[SpikeState]):
                 step, before=spacing.steps(policy.rise_before), factor=policy.rise
             ),
             gradient=state.companions.gradient_rose_first(step),
+            optimizer=str(window.config.get("optimizer", "")),
             peak=value,
             peak_step=step,
             recent=deque([value], maxlen=64),

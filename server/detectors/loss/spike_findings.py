@@ -28,6 +28,7 @@ class Spike(Incident):
     rank_value: float
     rise: Mapping[str, float] | None
     gradient: Mapping[str, float] | None
+    optimizer: str  # name of its class; empty where it is not known
     peak: float
     peak_step: int
     recent: deque[float]
@@ -176,15 +177,17 @@ def _explain(incident: Spike, *, recurs: bool, of_targets: bool) -> tuple[str, s
     if incident.gradient is not None:
         # A training that had nothing left to learn has had gradients of 0.
         usual = incident.gradient["grad_norm_usual"]
+        lags = "adam" in incident.optimizer.lower()
         grew = incident.gradient["grad_norm"] / usual if usual > 0 else math.inf
         return (
             f"The gradient norm had risen to {number(grew)} times its usual at step "
             f"{incident.gradient['grad_norm_step']:.0f}, before the loss: so it is probably "
-            "the optimisation, and not this step's data. Under Adam, the second moment lags "
-            "behind such gradients.",
-            "Clip gradients at about twice their usual norm, lower the learning rate or "
-            "beta2 (0.95); restart about 100 steps earlier and skip these batches if the "
-            "loss does not come back.",
+            "the optimisation, and not this step's data."
+            + (" Under Adam, the second moment lags behind such gradients." if lags else ""),
+            "Clip gradients at about twice their usual norm, lower the learning rate"
+            + (" or beta2 (0.95)" if lags else "")
+            + "; restart about 100 steps earlier and skip these batches if the loss does not "
+            "come back.",
         )
     if recurs:
         return (

@@ -89,6 +89,13 @@ def test_order_of_the_tensors_and_of_the_micro_batches_counts():
     assert one == again != other
 
 
+def test_a_batch_that_a_closure_evaluates_again_counts_once():
+    a, b = image(0), image(1)
+    once, _ = run([((a,), {}), ((b,), {})])
+    twice, _ = run([((a,), {}), ((b,), {})] * 2)
+    assert once == twice
+
+
 def test_zeros_of_another_size_are_another_batch():
     assert digest(torch.zeros(3, 2)) != digest(torch.zeros(4, 2))
 
