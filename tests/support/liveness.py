@@ -77,6 +77,8 @@ def silence(
     away: Sequence[int] = (),
     hosts: int = 1,
     left: str = "",
+    unsent: int = 0,
+    data_parallel: bool = False,
 ) -> Timeline:
     """One rank says nothing more from a time on.
 
@@ -88,6 +90,8 @@ def silence(
         never: the rank is never heard of at all.
         away: first and last second of an absence of the server, in which no post arrives.
         left: state of two more ranks that the job had before it was started again without them.
+        unsent: steps that the others, which finish, report beyond what it has reported.
+        data_parallel: gradients are reduced at every step.
     """
     pause = range(away[0], away[1]) if away else range(0)
 
@@ -126,6 +130,8 @@ def silence(
                 step = min(
                     int(10 * posted(time, until)), int(10 * at) + 3 if time < back else 10**9
                 )
+            if state == "finished":
+                step += unsent
             found.append(
                 RankLiveness(
                     rank=r,
@@ -143,7 +149,8 @@ def silence(
             )
         return sorted(found, key=lambda life: life.rank)
 
-    return Timeline(world_size=ranks, seconds=seconds, lives=lives, away=pause)
+    config = {"data_parallel": {"broadcast_buffers": True}} if data_parallel else {}
+    return Timeline(world_size=ranks, seconds=seconds, lives=lives, away=pause, config=config)
 
 
 def stalled(

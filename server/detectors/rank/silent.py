@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
+from rankscope.server.detectors.incident import AGREED_UNTIL
 from rankscope.server.detectors.policy import Policy, Seconds, Times
 from rankscope.server.detectors.wording import agree, count, listing, ranks
 from rankscope.server.window import Check, RankLiveness, Status, Window
@@ -82,7 +83,9 @@ class RankSilent(Detector[SilentState]):
 
     Evidence:
         For each rank `silent_seconds`, `allowed_seconds`, `last_reported_step`, `phase`, `host`;
-        `failed_ranks` with their `errors`, `ranks_heard`.
+        `failed_ranks` with their `errors`, `ranks_heard`; `agreed_until`, the last step that all of
+        them have reported. What a killed process had not sent is lost: `first_step` follows the
+        steps that its peers completed with it, where they reduce gradients at every step.
 
     Source:
         Heartbeat monitoring as in horovod#370's stall warning; time-outs from the rank's own gaps,
@@ -238,7 +241,8 @@ class RankSilent(Detector[SilentState]):
         # Its peers cannot have completed a step without it: where one broke, the silent rank had
         # done every step that the broken one had, even if its last report did not get through.
         broke_at = min((life.last_step for life in failed), default=-1)
-        first = min(max(life.last_step, broke_at) + 1 for life in liveness)
+        reported = min(life.last_step for life in liveness)
+        first = max(reported, broke_at) + 1
         named = ranks(who)
         has, it = ("has", "it") if len(who) == 1 else ("have", "they")
         on = f" (host {host})" if host else ""
@@ -294,6 +298,7 @@ class RankSilent(Detector[SilentState]):
                 "failed_ranks": [life.rank for life in failed],
                 "errors": sorted({life.error for life in failed if life.error})[:3],
                 "ranks_heard": heard,
+                AGREED_UNTIL: reported,
             },
         )
 
@@ -333,7 +338,12 @@ class RankSilent(Detector[SilentState]):
 def _job_finding(liveness: Sequence[RankLiveness], window: Window, state: SilentState) -> Finding:
     """All ranks that had not ended are gone together."""
     who = tuple(life.rank for life in liveness)
-    first = min(life.last_step for life in liveness) + 1
+    reported = min(life.last_step for life in liveness)
+    # What a killed process had not sent is lost. Where gradients are reduced at every step, its
+    # peers complete none without it: it had done what all of them had.
+    ended = [life.last_step for life in window.liveness if life.state == "finished"]
+    together = min(ended, default=-1) if window.config.get("data_parallel") else -1
+    first = max(reported, together) + 1
     silence = {life.rank: state.waited[life.rank][1] for life in liveness}
     seen = [life.last_seen for life in liveness]
     phases = sorted({life.phase for life in liveness if life.phase})
@@ -390,5 +400,6 @@ def _job_finding(liveness: Sequence[RankLiveness], window: Window, state: Silent
             "last_reported_step": {str(life.rank): life.last_step for life in liveness},
             "phase": {str(life.rank): life.phase for life in liveness},
             "finished_ranks": done,
+            AGREED_UNTIL: reported,
         },
     )
