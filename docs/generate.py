@@ -209,11 +209,6 @@ def _profiles() -> list[str]:
     )
 
 
-def readme() -> str:
-    """The README with its table of faults as it has to be."""
-    return _between(README.read_text(encoding="utf-8"), "faults", _faults())
-
-
 def _between(text: str, what: str, lines: Sequence[str]) -> str:
     """A page by hand with the generated lines between their marks."""
     begin, end = f"<!-- {what}: begin -->\n", f"<!-- {what}: end -->\n"
@@ -223,7 +218,6 @@ def _between(text: str, what: str, lines: Sequence[str]) -> str:
 
 
 PAGES: dict[Path, Callable[[], str]] = {
-    README: readme,
     DOCS / "detectors.md": detectors,
     SETTINGS: profiles,
     DOCS / "reference.md": reference,
