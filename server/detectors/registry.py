@@ -40,6 +40,7 @@ REGISTRY: Mapping[str, str] = {
     "eval.nonfinite": "nonfinite:EvaluationNonFinite",
     "buffers.nonfinite": "nonfinite:BuffersNonFinite",
     "loss.spike": "loss.spike:LossSpike",
+    "loss.rescaled": "loss.rescaled:LossRescaled",
     "loss.diverging": "loss.diverging:LossDiverging",
     "loss.oscillating": "loss.oscillating:LossOscillating",
     "loss.plateau": "loss.plateau:LossPlateau",

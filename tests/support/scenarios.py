@@ -87,6 +87,32 @@ def spikes(seed: int, *, at: Sequence[int], size: float = 30.0, rank: int | None
     return trace
 
 
+def rescaled(
+    seed: int,
+    *,
+    at: int = 200,
+    until: int = 400,
+    factor: float = 1.0,
+    gradient: float | None = None,
+    rank: int | None = None,
+    decay: float = 0.02,
+) -> Trace:
+    """`noise` and the norm of its gradient, each multiplied from one step until another.
+
+    Args:
+        gradient: factor of the gradient norm; that of the loss by default.
+        rank: the only one whose loss is multiplied.
+    """
+    trace = noise(seed, decay=decay)
+    loss = trace.series["loss"]
+    noisy = np.random.default_rng(seed + 1).standard_normal(loss.shape)
+    norm = np.sqrt(loss.mean(axis=0)) * np.exp(0.2 * noisy)
+    loss[slice(None) if rank is None else rank, at:until] *= factor
+    norm[:, at:until] *= factor if gradient is None else gradient
+    trace.series["grad_norm_canary"] = norm
+    return trace
+
+
 def short_batches(
     seed: int,
     *,
@@ -187,6 +213,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         logged,
         noise,
         spikes,
+        rescaled,
         short_batches,
         swinging,
         changing_sign,
