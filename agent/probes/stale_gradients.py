@@ -7,11 +7,14 @@ from typing import Any
 
 import torch
 
-from rankscope.agent.model.facts import held
+from rankscope.agent.model.facts import core, held
 from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.probes.base import LONGEST_PIECE, Context, Probe, StepFacts
+from rankscope.agent.probes.given import tensors_in
+from rankscope.agent.probes.module_hook import ModuleHooks
 from rankscope.agent.probes.outside import outside_optimizer
 from rankscope.agent.probes.tensor_hooks import TensorHooks
+from rankscope.agent.steps.autograd import graph_task
 
 # Parameters at each end of the model, none of them large: a norm of each is taken.
 _AT_EACH_END = 2
@@ -31,7 +34,9 @@ class StaleGradients(Probe):
     A hook on the parameter sees its gradient before it is added. Of several passes backward in a
     step (micro-batches, another network's loss that reaches these parameters before they are set
     to zero) the least counts: where gradients are set to zero before any of them, no gradient
-    is stale. Under FSDP no such hook fires, and there is no number.
+    is stale. Under FSDP no such hook fires: there it is what this rank's shards hold when the first
+    forward pass begins or, where they hold something then, when each backward pass does, which is
+    seen at what the model returns.
     """
 
     name = "carried"
@@ -44,7 +49,13 @@ class StaleGradients(Probe):
         self._outside: frozenset[int] = frozenset()  # rows that the optimizer does not hold
         self._least: dict[int, torch.Tensor | None] = {}
         self._seconds = 0.0
-        self._held: tuple[torch.Tensor, ...] = ()  # distributed parameters that the optimizer holds
+        # Rows of distributed parameters that the optimizer holds, and hooks that see the model's
+        # output where they have gradients already.
+        self._held: tuple[tuple[int, torch.Tensor], ...] = ()
+        self._calls = ModuleHooks()
+        self._root = (core(context.model),)
+        self.module_called = context.guarded(self.name, self._module_called)
+        self._begins = context.guarded(self.name, self._backward_begins)
         self._empty: bool | None = None  # whether they had no gradient when the model first ran
 
     def prepare(self, facts: StepFacts) -> None:
@@ -67,8 +78,24 @@ class StaleGradients(Probe):
 
     def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
         """Looks whether there are gradients, where no hook will."""
-        if self._held and self._hooks and self._empty is None:
-            self._empty = all(p.grad is None for p in self._held)
+        if not self._held or not self._hooks or not torch.is_grad_enabled():
+            return
+        if self._empty is None:
+            self._empty = all(p.grad is None for _, p in self._held)
+        if not (self._empty or self._calls or self.context.modules.is_compiled()):
+            self._calls.put_on(self, self._root)
+
+    def _module_called(self, place: int, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if not torch.is_grad_enabled() or graph_task() != -1:
+            return
+        for tensor in tensors_in(output):
+            if tensor.requires_grad:
+                tensor.register_hook(self._begins)
+                return
+
+    def _backward_begins(self, gradient: torch.Tensor) -> None:
+        for row, parameter in self._held:
+            self.seen(row, parameter)
 
     def after_step(self, facts: StepFacts) -> None:
         """Takes the hooks off and says what they have seen."""
@@ -79,7 +106,7 @@ class StaleGradients(Probe):
             self.close()
             if not self._least:
                 # Gradients that are never here are kept elsewhere: that none is shows nothing.
-                if self._empty and any(p.grad is not None for p in self._held):
+                if self._empty and any(p.grad is not None for _, p in self._held):
                     facts.scalars["gradient_carried"] = 0.0
                 return
             least, self._least = self._least, {}
@@ -94,6 +121,7 @@ class StaleGradients(Probe):
     def close(self) -> None:
         """Takes the hooks off."""
         self._hooks.take_off()
+        self._calls.take_off()
 
     def seen(self, row: int, parameter: torch.Tensor) -> None:
         """A gradient of a parameter is about to be added to what is there."""
@@ -123,7 +151,7 @@ class StaleGradients(Probe):
             for s in small
         ]
         inside = len(chosen[0])
-        self._held = tuple(p for p in chosen[0] if hasattr(p, "_local_tensor"))
+        self._held = tuple((i, p) for i, p in enumerate(chosen[0]) if hasattr(p, "_local_tensor"))
         self._outside = frozenset(range(inside, inside + len(chosen[1])))
         self._hooks = TensorHooks(
             (p, self.context.guarded(self.name, _Hook(self, row, p)))

@@ -145,14 +145,9 @@ def test_what_is_carried_of_distributed_gradients(tmp_path):
         torch.distributed.destroy_process_group()
 
 
-def test_gradients_that_were_none_before_the_forward_pass_under_fsdp(tmp_path):
+@pytest.fixture
+def sharded(tmp_path):
     from torch.distributed.fsdp import fully_shard
-
-    def step(model, optimizer, number):
-        if number != 2:
-            optimizer.zero_grad()
-        loss(model).backward()
-        optimizer.step()
 
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
@@ -161,7 +156,45 @@ def test_gradients_that_were_none_before_the_forward_pass_under_fsdp(tmp_path):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
         fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
-        # What is there may still be set to zero before the backward pass.
-        assert reported(step, model=model) == [0.0, 0.0, None, 0.0]
+        yield model
     finally:
         torch.distributed.destroy_process_group()
+
+
+def local_norm(model):
+    return float(torch.nn.utils.get_total_norm([p.grad._local_tensor for p in model.parameters()]))
+
+
+def test_what_is_carried_under_fsdp(sharded):
+    norms = []
+
+    def step(model, optimizer, number):
+        if number not in (2, 3):
+            optimizer.zero_grad()
+        loss(model).backward()
+        norms.append(local_norm(model))
+        optimizer.step()
+
+    found = reported(step, steps=5, model=sharded)
+    assert found == pytest.approx([0.0, 0.0, norms[1], norms[2], 0.0], rel=1e-5)
+
+
+@pytest.mark.parametrize("to_none", [False, True])
+def test_gradients_that_are_set_to_zero_after_the_forward_pass_under_fsdp(to_none, sharded):
+    def step(model, optimizer, number):
+        made = loss(model)
+        optimizer.zero_grad(set_to_none=to_none)
+        made.backward()
+        optimizer.step()
+
+    assert reported(step, model=sharded) == [0.0] * 4
+
+
+def test_micro_batches_add_up_within_a_step_under_fsdp(sharded):
+    def step(model, optimizer, number):
+        optimizer.zero_grad(set_to_none=False)
+        for _ in range(3):
+            loss(model).backward()
+        optimizer.step()
+
+    assert reported(step, model=sharded) == [0.0] * 4
