@@ -10,14 +10,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Detector, Finding, Outcome
+from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.effects import BLUR, EPISODE, Rule
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.history import Phases
 from rankscope.server.detectors.incident import AGREED_UNTIL
 from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.wording import count, number, sentences
+from rankscope.server.detectors.wording import count, if_several, number, sentences
 from rankscope.server.window import Check, Float64, Status, Window
 
 # What follows a gradient from step to step, the nearest to `backward` first: clipping bounds the
@@ -129,6 +129,10 @@ class LossRescaled(Detector[RescaledState]):
     policies: ClassVar[type[Policy]] = RescaledPolicy
     policy: RescaledPolicy
 
+    def reaches(self) -> tuple[Reach, ...]:
+        """A number that is multiplied with from one step on mostly stays."""
+        return (Reach(("loss",), self.policy.after, lasts=1.0),)
+
     def start(self) -> RescaledState:
         """Nothing seen yet."""
         state = RescaledState()
@@ -223,7 +227,7 @@ class LossRescaled(Detector[RescaledState]):
             need = self.policy.before + self.policy.after
             return Check(
                 Status.INSUFFICIENT_DATA,
-                f"{count(len(state.steps), 'loss')} of {need} needed, with a gradient norm.",
+                f"{count(len(state.steps), 'observation')} of {need} needed, with a gradient norm.",
             )
         return Check(
             Status.OK,
@@ -262,6 +266,7 @@ def _forget(state: RescaledState) -> None:
 def _finding(episode: Episode[Rescaling]) -> Finding:
     facts, first = episode.facts, episode.first_step
     times = f"{number(facts.loss)} times"
+    everywhere = if_several(len(facts.level), "of every rank")
     return Finding(
         kind="loss.rescaled",
         key="loss",
@@ -271,7 +276,7 @@ def _finding(episode: Episode[Rescaling]) -> Finding:
         last_step=episode.last_step,
         first_step=first,
         cause=sentences(
-            f"From one step to the next every rank's loss became {times} what it was, and the "
+            f"From one step to the next the loss{everywhere} became {times} what it was, and the "
             f"gradient norm {number(facts.gradient)} times: one factor, as where the loss is "
             "multiplied by a number. A mean in place of a sum or the other way round, a "
             "divisor (samples, tokens, accumulated batches), a weight or a loss scale changed.",
