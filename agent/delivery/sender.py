@@ -27,6 +27,7 @@ from rankscope.agent.delivery.spool import SpoolFolder, folder_of, folders_of_ra
 from rankscope.agent.delivery.tensorboard import EventThread
 from rankscope.agent.launcher import Identity
 from rankscope.agent.options import Options
+from rankscope.agent.process import frames
 
 __all__ = ["Counters", "Sender"]
 
@@ -396,10 +397,9 @@ class Sender:
 
 def _place_of(thread: threading.Thread) -> str:
     """Where a thread is, for a person."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    if frame is None:
-        return "nowhere"
-    return f"in {frame.f_code.co_name} at {frame.f_code.co_filename}:{frame.f_lineno}"
+    for code, line, _ in frames.stack_of(thread.ident or 0)[:1]:
+        return f"in {code.co_name} at {code.co_filename}:{line}"
+    return "nowhere"
 
 
 def _within(seconds: float, what: Callable[[], None]) -> None:

@@ -10,8 +10,10 @@ import dis
 import os
 import sys
 import threading
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, TracebackType
 
+from rankscope.agent.process import frames
+from rankscope.agent.process.frames import Place
 from rankscope.agent.wire import limits
 
 # What is on the stack, from the innermost frame outwards, and what it means: (end of the file's
@@ -29,8 +31,6 @@ _SIGNS: tuple[tuple[str, str | None, str], ...] = (
     (os.path.join("torch", "serialization.py"), None, "checkpoint"),
 )
 _DEPTH = 200
-# Instructions that load what has a name.
-_NAMES = ("LOAD_FAST", "LOAD_DEREF", "LOAD_NAME", "LOAD_GLOBAL")
 # Parts of file names that are no code of the user's.
 _NOT_THE_USERS = (
     f"{os.sep}site-packages{os.sep}",
@@ -50,28 +50,19 @@ def phase_of(thread: int) -> str:
         thread: its identifier, as `threading.get_ident` gives it; without such a thread the answer
             is empty.
     """
-    frame: FrameType | None = sys._current_frames().get(thread)
-    if frame is None:
+    stack = frames.stack_of(thread)
+    if not stack:
         return ""
-    found = "idle"
-    for depth in range(_DEPTH):
-        if frame is None:
-            break
-        code = _code_of(frame)
-        if code is None:
-            break
-        if depth == 0 and _waits_for_work(frame, code):
-            found = "collective"
-            break
-        sign = _known.get(code)
+    if _waits_for_work(stack[0]):
+        return "collective"
+    for place in stack[:_DEPTH]:
+        sign = _known.get(place.code)
         if sign is None:
-            sign = _known[code] = _sign_of(code)
+            sign = _known[place.code] = _sign_of(place.code)
         # Wrapped functions add frames of their own: `optimizer.step` calls `wrapper`.
         if sign:
-            found = sign
-            break
-        frame = frame.f_back
-    return found
+            return sign
+    return "idle"
 
 
 def place_of(thread: int) -> str:
@@ -80,16 +71,9 @@ def place_of(thread: int) -> str:
     Args:
         thread: as for `phase_of`.
     """
-    frame: FrameType | None = sys._current_frames().get(thread)
-    for _ in range(_DEPTH):
-        if frame is None:
-            break
-        code = _code_of(frame)
-        if code is None:
-            break
-        if place := _users_place(code, frame.f_lineno):
-            return place
-        frame = frame.f_back
+    for place in frames.stack_of(thread)[:_DEPTH]:
+        if found := _users_place(place.code, place.line):
+            return found
     return ""
 
 
@@ -107,8 +91,8 @@ def place_of_error(trace: TracebackType | None) -> str:
 def stacks_of(thread: int) -> dict[str, list[str]]:
     """The stacks of the process's threads: for each name, its frames from the innermost outwards.
 
-    The agent's own threads are left out. Nothing is stopped for it: each stack is one that the
-    thread had at some time during the call.
+    The agent's own threads are left out. Each stack is one that the thread had at one moment of the
+    call, not all of them at the same.
 
     Args:
         thread: identifier of the one that is given first, as for `phase_of`.
@@ -117,40 +101,24 @@ def stacks_of(thread: int) -> dict[str, list[str]]:
         At most `STACK_THREADS` threads and `STACK_FRAMES` frames of each (`wire/limits.py`), a
         frame as `forward (model.py:12)`.
     """
-    frames = sys._current_frames()
     names = {known.ident: known.name for known in threading.enumerate()}
     found: dict[str, list[str]] = {}
-    for ident in sorted(frames, key=lambda ident: ident != thread):
+    for ident in sorted(frames.threads(), key=lambda ident: ident != thread):
         name = names.get(ident, f"thread {ident}")
         if name.startswith("rankscope-"):
             continue
         if len(found) == limits.STACK_THREADS:
             break
         name = name if name not in found else f"{name} ({ident})"
-        found[name[: limits.STACK_CHARACTERS]] = _lines(frames[ident])
+        found[name[: limits.STACK_CHARACTERS]] = _lines(frames.stack_of(ident))
     return found
 
 
-def _lines(frame: FrameType | None) -> list[str]:
-    lines: list[str] = []
-    while frame is not None and len(lines) < limits.STACK_FRAMES:
-        code = _code_of(frame)
-        if code is None:
-            break
-        line = f"{code.co_name} ({os.path.basename(code.co_filename)}:{frame.f_lineno})"
-        lines.append(line[: limits.STACK_CHARACTERS])
-        frame = frame.f_back
-    return lines
-
-
-def _code_of(frame: FrameType) -> CodeType | None:
-    """What a frame of another thread runs; None where the frame has ended meanwhile.
-
-    Seen once, in CPython 3.11.7: the frame object named memory that other frames had been given
-    since, and its code was `False`.
-    """
-    code: object = frame.f_code
-    return code if isinstance(code, CodeType) else None
+def _lines(stack: list[Place]) -> list[str]:
+    return [
+        f"{code.co_name} ({os.path.basename(code.co_filename)}:{line})"[: limits.STACK_CHARACTERS]
+        for code, line, _ in stack[: limits.STACK_FRAMES]
+    ]
 
 
 def _users_place(code: CodeType, line: int | None) -> str:
@@ -159,35 +127,33 @@ def _users_place(code: CodeType, line: int | None) -> str:
     return f"{code.co_name} ({os.path.basename(code.co_filename)}:{line})"
 
 
-def _waits_for_work(frame: FrameType, code: CodeType) -> bool:
+def _waits_for_work(place: Place) -> bool:
     """Whether the innermost frame is in `work.wait()`, a call into C++ that has no frame.
 
-    Which method is called is read off the instruction that is under way; it has to belong to a
-    `Work` of torch.distributed, found by the name that it is called on.
+    Which method is called is read off the instruction that is under way. What it belongs to is not
+    known, for the frame's variables are not to be touched: that is taken for a `Work` where
+    torch.distributed is in use.
     """
-    at = frame.f_lasti
-    if "wait" not in code.co_names:
+    if "wait" not in place.code.co_names or not _is_distributed():
         return False
-    before = [i for i in dis.get_instructions(code) if i.offset <= at]
+    before = [i for i in dis.get_instructions(place.code) if i.offset <= place.instruction]
     if not before or not before[-1].opname.startswith("CALL"):
         return False
     call = before[-1].positions
-    for index in range(len(before) - 1, 0, -1):
-        found = before[index]
+    for found in reversed(before[:-1]):
         if found.opname not in ("LOAD_METHOD", "LOAD_ATTR") or found.positions is None:
             continue
         if call is None or found.positions.lineno != call.lineno:
             return False
-        if found.positions.col_offset != call.col_offset:
-            continue
-        if found.argval != "wait":
-            return False
-        owner = before[index - 1]
-        if owner.opname.startswith(_NAMES) and isinstance(owner.argval, str):
-            held = frame.f_locals.get(owner.argval, frame.f_globals.get(owner.argval))
-            return any(kind.__name__ == "Work" for kind in type(held).__mro__)
-        return before[-1].arg == 0
+        if found.positions.col_offset == call.col_offset:
+            return bool(found.argval == "wait")
     return False
+
+
+def _is_distributed() -> bool:
+    """Whether there is a process group; nothing is imported for the answer."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 def _sign_of(code: CodeType) -> str:
