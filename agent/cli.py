@@ -98,6 +98,12 @@ COMMANDS = (
         "who may read, write and administer",
         "server",
     ),
+    Command(
+        "notify",
+        "rankscope.server.commands.notify:notify",
+        "who is told of alerts: chat, mail, pagers, webhooks",
+        "server",
+    ),
 )
 
 USAGE_ERROR = 2

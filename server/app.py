@@ -19,6 +19,7 @@ from rankscope.server.api import (
     health,
     ingest,
     login,
+    notifications,
     problems,
     reference,
     runs,
@@ -41,7 +42,18 @@ _INGEST = ("/api/v1/ingest", "POST")
 _RAW_SECURITY_HEADERS = [
     (name.lower().encode(), value.encode()) for name, value in pages.SECURITY_HEADERS.items()
 ]
-_ROUTERS = (ingest, runs, series, divergence, alerts, verdict, detectors, stream, compare)
+_ROUTERS = (
+    ingest,
+    runs,
+    series,
+    divergence,
+    alerts,
+    verdict,
+    detectors,
+    stream,
+    compare,
+    notifications,
+)
 
 
 def create_app(settings: Settings) -> FastAPI:

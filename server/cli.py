@@ -9,6 +9,7 @@ import json
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,12 @@ def serve(argv: Sequence[str]) -> int:
         "may then read and write everything",
     )
     parser.add_argument(
+        "--public-url",
+        default="",
+        metavar="URL",
+        help="where people reach the server, for links in notifications; default: host and port",
+    )
+    parser.add_argument(
         "--allowed-host",
         action="append",
         default=[],
@@ -71,6 +78,7 @@ def serve(argv: Sequence[str]) -> int:
             # Several servers evaluate side by side as it is.
             background="process" if options.workers == 1 else "threads",
             detectors=read_file(options.detectors) if options.detectors else Given(),
+            public_url=options.public_url,
             hosts=tuple(name.lower() for name in options.allowed_host) if loopback else None,
         )
     except ValueError as error:
@@ -101,6 +109,7 @@ def serve(argv: Sequence[str]) -> int:
         listener.close()
         return _complain(_listening_text(settings, error))
     port = listener.getsockname()[1]
+    settings = replace(settings, port=port)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
 
     def started() -> None:

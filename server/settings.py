@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 import platformdirs
 from sqlalchemy.engine import make_url
@@ -13,6 +15,8 @@ from sqlalchemy.exc import ArgumentError
 from rankscope.server.evaluation.detector_settings import Given
 
 BACKENDS = ("sqlite", "postgresql")
+# Addresses to listen on that are no names of the machine.
+_EVERYWHERE = ("0.0.0.0", "::", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +29,7 @@ class Settings:
         evaluate: whether this server evaluates runs; off in tests that want to do it themselves.
         background: where it does so, and compacts: in a process of its own, or in `threads`.
         detectors: what the file of `--detectors` sets.
+        public_url: where people reach the server; empty: at its host and port.
         hosts: names besides localhost that requests may call the server by; None: any.
     """
 
@@ -35,7 +40,16 @@ class Settings:
     workers: int = 1
     background: Literal["process", "threads"] = "threads"
     detectors: Given = field(default_factory=Given)
+    public_url: str = ""
     hosts: tuple[str, ...] | None = None
+
+    @property
+    def address(self) -> str:
+        """For links in what is sent elsewhere, without a slash at its end."""
+        if self.public_url:
+            return self.public_url.rstrip("/")
+        host = socket.getfqdn() if self.host in _EVERYWHERE else self.host
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     def __post_init__(self) -> None:
         try:
@@ -49,6 +63,12 @@ class Settings:
             raise ValueError(f"--db names a {backend} database; use sqlite or postgresql")
         if not 0 <= self.port < 65536:
             raise ValueError(f"--port {self.port} is none; use 0 (any free one) to 65535")
+        url = urlsplit(self.public_url)
+        if self.public_url and (url.scheme not in ("http", "https") or not url.hostname):
+            raise ValueError(
+                f"--public-url {self.public_url!r} is no address of a server; write for example "
+                "https://rankscope.example.org"
+            )
         if self.workers < 1:
             raise ValueError(f"--workers {self.workers} is none; at least one has to do the work")
         if self.workers > 1 and backend == "sqlite":

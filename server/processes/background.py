@@ -1,4 +1,4 @@
-"""What a server does beside answering: it evaluates runs and compacts what is stored.
+"""What a server does beside answering: it evaluates runs, tells of alerts, compacts what is stored.
 
 Python lets one thread of a process run at a time. Within the process that takes batches, a step
 that is compared is time in which none is taken, and a page waits for both. So a server by itself
@@ -25,6 +25,7 @@ from sqlalchemy.engine import make_url
 
 from rankscope.server.evaluation.worker import Worker
 from rankscope.server.health import Health, Kept
+from rankscope.server.notifications.notifier import Notifier
 from rankscope.server.processes.compactor import Compactor
 from rankscope.server.processes.events import RunEvents
 from rankscope.server.processes.notify import Messenger
@@ -44,7 +45,7 @@ _FIRST_PAUSE_S, _MAX_PAUSE_S, _SHORT_LIFE_S = 1.0, 30.0, 60.0
 
 
 class Background(Protocol):
-    """Evaluation and compaction."""
+    """Evaluation, notifications and compaction."""
 
     def start(self) -> None:
         """Begins; returns at once."""
@@ -75,11 +76,13 @@ class BackgroundThreads:
         self, settings: Settings, engine: Engine, run_events: RunEvents, health: Health
     ) -> None:
         self._compactor = Compactor(engine, health=health)
+        self._notifier = Notifier(engine, address=settings.address, health=health)
+        self._run_events = run_events
         self._worker = (
             Worker(
                 engine,
                 run_events.wake,
-                notify=run_events.changed,
+                notify=self._changed,
                 given=settings.detectors,
                 health=health,
             )
@@ -91,13 +94,19 @@ class BackgroundThreads:
         """Starts the threads."""
         self._compactor.start()
         if self._worker is not None:
+            self._notifier.start()
             self._worker.start()
 
     def stop(self) -> None:
         """Ends them."""
         if self._worker is not None:
             self._worker.stop()
+            self._notifier.stop()
         self._compactor.stop()
+
+    def _changed(self, run: str) -> None:
+        self._run_events.changed(run)
+        self._notifier.changed(run)
 
 
 class BackgroundProcess:

@@ -20,7 +20,14 @@ from rankscope.server.storage.partitions import NotPossible
 from rankscope.server.storage.pruning import belonging
 
 _OLDEST = 12
-REFERENCE = ("access_token", "alembic_version", "project_settings", "run_name", "server")
+REFERENCE = (
+    "access_token",
+    "alembic_version",
+    "notification_target",
+    "project_settings",
+    "run_name",
+    "server",
+)
 
 
 def statements(done: Collection[str] = ()) -> list[str]:

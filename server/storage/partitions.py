@@ -27,9 +27,9 @@ _LOCK_SECONDS = 10
 SMALL = frozenset(
     {
         *("access_token", "alert", "alert_event", "attempt", "finding_check", "judged_by"),
-        *("layout", "lease"),
-        *("metric", "project_settings", "rollup_mark", "run", "run_name", "server", "silence"),
-        *("snapshot", "taken", "tensor_table"),
+        *("layout", "lease", "metric", "notification", "notification_target"),
+        *("project_settings", "rollup_mark", "run", "run_name", "server", "silence", "snapshot"),
+        *("taken", "tensor_table"),
     }
 )
 

@@ -1,0 +1,107 @@
+"""Notifications: who is told of alerts, what they were told, and a message to try it.
+
+Targets are added by `rankscope notify` on the database itself: whoever may change something by REST
+is not to have the server call any address.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, cast
+
+from fastapi import APIRouter, Query
+
+from rankscope.server.api import models
+from rankscope.server.api.deps import Database, known_run
+from rankscope.server.api.problems import Problem
+from rankscope.server.notifications import transports
+from rankscope.server.notifications.message import example
+from rankscope.server.storage import notifications
+from rankscope.server.storage.engine import reading
+from rankscope.server.storage.notifications import Target
+from rankscope.server.storage.visibility import visible
+
+router = APIRouter(tags=["notifications"], prefix="/notifications")
+
+Limit = Annotated[int, Query(ge=1, le=500, description="longest list")]
+
+
+@router.get("")
+def list_notifications(
+    engine: Database,
+    run: str | None = None,
+    pending: Annotated[bool, Query(description="what waits or failed alone")] = False,
+    limit: Limit = 100,
+) -> models.Items[models.Notification]:
+    """What was told of alerts and what waits, the newest first."""
+    with reading(engine) as connection:
+        key = None if run is None else known_run(connection, run).key
+        names = {t.id: t.name for t in _visible_targets(notifications.targets(connection))}
+        found = notifications.log(
+            connection, limit=limit, run=key, targets=list(names), open_only=pending
+        )
+    return models.Items(
+        items=[
+            models.Notification(
+                run=run_id,
+                alert=one.alert,
+                title=title,
+                target=one.target,
+                name=names.get(one.target, ""),
+                told=one.told or None,
+                told_at=None if one.told_at is None else models.time_of(one.told_at),
+                waits=one.wanted_at is not None,
+                next_try_at=None
+                if one.due_at is None or one.wanted_at is None
+                else models.time_of(one.due_at),
+                failures=one.failures,
+                error=one.error or None,
+            )
+            for run_id, title, one in found
+        ]
+    )
+
+
+@router.get("/targets")
+def list_targets(engine: Database) -> models.Items[models.NotificationTarget]:
+    """Who is told of alerts; their addresses without what gives access to them."""
+    with reading(engine) as connection:
+        found = _visible_targets(notifications.targets(connection))
+    return models.Items(
+        items=[
+            models.NotificationTarget(
+                id=t.id,
+                name=t.name,
+                url=transports.masked(t.url),
+                projects=None if t.projects is None else list(t.projects),
+                kinds=None if t.kinds is None else list(t.kinds),
+                severity=cast(models.Severity, t.severity),
+                created_at=models.time_of(t.created_at),
+            )
+            for t in found
+        ]
+    )
+
+
+@router.post("/targets/{target}/test")
+def send_test(engine: Database, target: str) -> models.Delivery:
+    """Sends a test message to a target, and answers what came of it."""
+    with reading(engine) as connection:
+        found = [t for t in _visible_targets(notifications.targets(connection)) if t.id == target]
+    if not found:
+        raise Problem(
+            404, f"there is no target {target!r}; GET /api/v1/notifications/targets lists them"
+        )
+    try:
+        transports.deliver(found[0].url, example("", time.time()))
+    except (transports.NotDelivered, transports.BadTarget) as error:
+        return models.Delivery(delivered=False, error=str(error))
+    except ImportError as error:
+        why = f"the package {error.name} is not installed: pip install 'rankscope[notify]'"
+        return models.Delivery(delivered=False, error=why)
+    return models.Delivery(delivered=True, error=None)
+
+
+def _visible_targets(targets: list[Target]) -> list[Target]:
+    """To a token of some projects, those that hear of one of them."""
+    return [t for t in targets if t.projects is None or any(map(visible, t.projects))]

@@ -1,0 +1,1 @@
+"""Alerts that go to where people are: chat, mail, pagers, webhooks, Alertmanager."""

@@ -1,0 +1,231 @@
+"""How a message gets to a target: by apprise, as JSON to a webhook, or to an Alertmanager."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import SplitResult, urlsplit, urlunsplit
+
+import urllib3
+
+from rankscope.agent import wire
+from rankscope.server.notifications.message import Message, News, time_text
+
+_OURS = {
+    "webhook": "http",
+    "webhooks": "https",
+    "alertmanager": "http",
+    "alertmanagers": "https",
+}
+_ALERTMANAGER_PATH = "/api/v2/alerts"
+_TIMEOUT_S = 10.0
+# An Alertmanager forgets what nobody says again by then.
+FORGETS_AFTER_S = 600.0
+_MOST_OF_ERROR = 300
+
+
+class BadTarget(ValueError):
+    """An address that is none, or of a service that nobody knows."""
+
+
+class NotDelivered(Exception):
+    """A target could not be told; why, for a person."""
+
+
+def is_forgetful(url: str) -> bool:
+    """Whether a target has to be told again and again what is open."""
+    return urlsplit(url).scheme in ("alertmanager", "alertmanagers")
+
+
+def check(url: str) -> None:
+    """Makes sure that a target's address can be used; nothing is sent.
+
+    Raises:
+        BadTarget: it cannot; what is wrong, without the address's secrets.
+    """
+    scheme = _scheme(url)
+    if scheme in _OURS:
+        try:
+            parts = urlsplit(url)
+            parts.port  # noqa: B018 - raises where it is none
+        except ValueError as error:
+            raise BadTarget(f"{scheme}://...: {error}") from error
+        if not parts.hostname:
+            raise BadTarget(f"{scheme}://... names no host; write {scheme}://HOST:PORT/PATH")
+        return
+    _apprise(url)
+
+
+def masked(url: str) -> str:
+    """A target's address without what gives access to it."""
+    if _scheme(url) in _OURS:
+        parts = urlsplit(url)
+        host = parts.netloc.rpartition("@")[2]
+        hidden = "/..." if parts.path.strip("/") or parts.query else ""
+        return f"{parts.scheme}://{host}{hidden}"
+    try:
+        shown: str = _apprise(url).url(privacy=True)
+    except (BadTarget, ImportError):
+        return f"{_scheme(url)}://..."
+    return shown.partition("?")[0]
+
+
+def deliver(url: str, message: Message, *, now: float | None = None) -> None:
+    """Tells a target; takes some seconds at most.
+
+    Args:
+        now: seconds since 1970; for Alertmanagers, which are told how long to remember.
+
+    Raises:
+        NotDelivered: it could not be told.
+        BadTarget: its address cannot be used.
+        ImportError: the package for it is not there.
+    """
+    scheme = _scheme(url)
+    if scheme in ("webhook", "webhooks"):
+        _post(url, "", message.json, {"Idempotency-Key": message.id})
+    elif scheme in ("alertmanager", "alertmanagers"):
+        when = time.time() if now is None else now
+        entries = [entry for news in message.news for entry in _labelled(message, news, when)]
+        _post(url, _ALERTMANAGER_PATH, entries, {})
+    else:
+        _by_apprise(url, message)
+
+
+def _scheme(url: str) -> str:
+    scheme, colon, _ = url.partition("://")
+    if not colon or not scheme:
+        raise BadTarget(
+            "a target is an address such as mailto://USER:PASSWORD@HOST, slack://..., "
+            "webhook://HOST/PATH or alertmanager://HOST:9093; apprise's list has 100 more"
+        )
+    return scheme.lower()
+
+
+def _post(url: str, path: str, body: Any, headers: Mapping[str, str]) -> None:
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    address = urlunsplit(
+        SplitResult(
+            _OURS[parts.scheme.lower()], host, parts.path.rstrip("/") + path, parts.query, ""
+        )
+    )
+    given = {"Content-Type": "application/json", **headers}
+    if parts.username is not None:
+        given |= urllib3.make_headers(
+            basic_auth=f"{parts.username}:{parts.password or ''}", user_agent="rankscope"
+        )
+    try:
+        with urllib3.PoolManager(retries=False, timeout=_TIMEOUT_S) as pool:
+            answer = pool.request(
+                "POST", address, body=json.dumps(body).encode(), headers=given, redirect=False
+            )
+    except urllib3.exceptions.HTTPError as error:
+        raise NotDelivered(f"{host} does not answer: {type(error).__name__}") from error
+    if not 200 <= answer.status < 300:
+        said = answer.data[:_MOST_OF_ERROR].decode("utf-8", "replace").strip()
+        raise NotDelivered(f"{host} answers {answer.status} {said}".strip())
+
+
+def _labelled(message: Message, news: News, now: float) -> list[dict[str, Any]]:
+    """An alert as Alertmanager's API has it (version 2, `postableAlert`).
+
+    There an alert is its labels: with another severity it is another one, and the one before ends.
+    """
+    alert = news.alert
+    ends = (alert.resolved_at or now) if news.what == "resolved" else now + FORGETS_AFTER_S
+    ended = {alert.severity: ends}
+    if news.what == "raised":
+        lower = wire.SEVERITIES[: wire.SEVERITIES.index(alert.severity)]
+        ended |= dict.fromkeys(lower, now)
+    return [
+        {
+            "labels": {
+                "alertname": alert.kind,
+                "rankscope_alert": alert.id,
+                "run": message.run,
+                "project": message.project,
+                "severity": severity,
+            },
+            "annotations": {
+                "summary": alert.title,
+                "description": alert.cause,
+                "remedy": alert.remedy,
+                "ranks": ", ".join(map(str, alert.ranks)),
+                "first_step": str(alert.first_step),
+            },
+            "startsAt": time_text(min(alert.opened_at, until)),
+            "endsAt": time_text(until),
+            "generatorURL": message.link,
+        }
+        for severity, until in ended.items()
+    ]
+
+
+# ------------------------------------------------------------------------------------------ apprise
+
+
+class _Said(logging.Handler):
+    """What apprise logs in one thread: it says in no other way what went wrong."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._thread = threading.get_ident()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.thread == self._thread:
+            self.lines.append(record.getMessage())
+
+    def __enter__(self) -> _Said:
+        logging.getLogger("apprise").addHandler(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        logging.getLogger("apprise").removeHandler(self)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.lines)[:_MOST_OF_ERROR]
+
+
+def _apprise(url: str) -> Any:
+    import apprise
+
+    with _Said():
+        try:
+            service = apprise.Apprise.instantiate(url, suppress_exceptions=False)
+        except TypeError as error:
+            raise BadTarget(f"{_scheme(url)}://...: {error}") from error
+    if service is None:
+        raise BadTarget(
+            f"{_scheme(url)}://... is no address of a service that is known; apprise's "
+            "documentation has those that are, and webhook://HOST/PATH takes JSON"
+        )
+    return service
+
+
+def _by_apprise(url: str, message: Message) -> None:
+    import apprise
+
+    kinds = {
+        "resolved": apprise.NotifyType.SUCCESS,
+        "info": apprise.NotifyType.INFO,
+        "warning": apprise.NotifyType.WARNING,
+        "critical": apprise.NotifyType.FAILURE,
+    }
+    service = _apprise(url)
+    with _Said() as said:
+        # The service itself: `Apprise.notify` hands it to threads of its own.
+        delivered = service.notify(
+            title=message.title,
+            body=message.text,
+            notify_type=kinds[message.severity],
+            body_format=apprise.NotifyFormat.TEXT,
+        )
+    if not delivered:
+        raise NotDelivered(said.text or f"{_scheme(url)}://... did not take it")
