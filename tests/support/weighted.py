@@ -26,6 +26,7 @@ def weighted(
     at: int = 24,
     steps: int = 60,
     every: int = 4,
+    recurs: int = 1,
     groups: int = 1,
     micro: int = 1,
     predivided: bool = False,
@@ -39,6 +40,7 @@ def weighted(
             their own; `drawn`: at each step others. From step `at` on `clipped`: each rank's
             gradient is clipped to the norm `times` before.
         times: see `fault`.
+        recurs: the fault is there at one of so many steps.
         by: `tokens` or `samples` that ranks count by; empty for 1/N each.
         posted: which of these are posted.
         ragged: ranks have unequal numbers of them, others at each step.
@@ -55,7 +57,7 @@ def weighted(
     run: list[list[Said]] = []
     frozen: dict[int, list[np.ndarray]] = {}
     for step in range(steps):
-        hit = step >= at
+        hit = step >= at and (step - at) % recurs == 0
         samples = np.full(ranks, float(SAMPLES))
         if ragged:
             samples = random.integers(2, SAMPLES + 1, ranks).astype(float)

@@ -326,6 +326,12 @@ def _of_a_factor(fault: Fault, size: int) -> tuple[str, str]:
         )
     if fault.changed:
         cause += ". Before, it was the mean itself"
+    if factor < 0:
+        return (
+            f"{cause}. Steps that follow it go up the loss.",
+            "Look for what turns the sign of gradients after the reduction (`neg_()`, a gradient "
+            "reversal, `maximize=True`). If these steps are meant to go up, silence this kind.",
+        )
     return (
         f"{cause}. With SGD that is a learning rate {number(factor)} times as high; Adam hides "
         "most of it, clipping what is too large.",

@@ -13,7 +13,7 @@ from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Outcome, Re
 from rankscope.server.detectors.episode import Watch
 from rankscope.server.detectors.loss_weights import INPUTS, LossWeights
 from rankscope.server.detectors.of_reductions import value_of
-from rankscope.server.detectors.policy import Observations, Policy, Share
+from rankscope.server.detectors.policy import Observations, Policy, Share, Times
 from rankscope.server.detectors.reduction.averages import AveragedParameters
 from rankscope.server.detectors.reduction.clipped import ClippedBefore
 from rankscope.server.detectors.reduction.explain import Divisor, Fault, finding_of
@@ -45,6 +45,9 @@ class ReductionPolicy(Policy):
         exact: relative difference up to which a factor counts as a number of ranks.
         held: consecutive samples after which something unexplained is a change, or one factor or
             set of weights is lasting.
+        turned_after: samples with the mean itself after which one whose sign is turned, or that is
+            `sudden` times as large, is reported at once: no clipping does that.
+        sudden: factor of those.
         gross: error of a rank's weight from which on it is reported at once; a smaller one has to
             be `held`.
     """
@@ -52,6 +55,8 @@ class ReductionPolicy(Policy):
     exact: Share = 1e-3
     held: Observations = 3
     gross: Share = 0.1
+    turned_after: Observations = 8
+    sudden: Times = 10.0
 
 
 @dataclass(slots=True)
@@ -105,7 +110,7 @@ class ReductionState:
     compressed: int = 0
     ranks: int = 0
     unknown: tuple[str, ...] = ()
-    watch: Watch[Fault] = field(default_factory=lambda: Watch(clear_after=8))
+    watch: Watch[Fault] = field(default_factory=lambda: Watch(clear_after=8, gathers=True))
     notes: Watch[Fault] = field(default_factory=lambda: Watch(clear_after=8))
     means: Means = field(default_factory=Means)
     shards: ShardClipping = field(default_factory=ShardClipping)
@@ -131,10 +136,11 @@ class ReductionWrong(Detector[ReductionState]):
         another by more than 0.5 % and 7 standard errors is named with what it counts, at once where
         that is 10 % too much or too little, else at the third sample in a row. One factor for all
         ranks that is the number of ranks, or one over it, is reported at once (the second time, if
-        gradients were scaled by hand before); any other at the third sample in a row, unless it is
-        one over the micro-batches of a step on all stages of the job alike, or a loss scale (a
-        power of two from 64 on), or what the losses were divided by beforehand (of a cross entropy,
-        of which the mean is known). So are weights that stay the same and are nobody's share; other
+        gradients were scaled by hand before); any other at the third sample in a row (one of 10
+        and more, or below 0, at once, where 8 before were the mean itself), unless it is one over
+        the micro-batches of a step on all stages of the job alike, or a loss scale (a power of two
+        from 64 on), or what the losses were divided by beforehand (of a cross entropy, of which the
+        mean is known). So are weights that stay the same and are nobody's share; other
         weights at each step may be those of tokens that nobody posts. Weights times local norms
         that are one number for all ranks that count less than 1/N, at three samples in a row, are
         clipping before the reduction. Of single tensors, too, a factor as of a sum that was divided
@@ -314,7 +320,9 @@ class ReductionWrong(Detector[ReductionState]):
                 if streak.count > 1 or not state.scaled:
                     self._found(state, fault, first_step=streak.since)
                 return
-            if streak.count >= self.policy.held:
+            known_plain = state.plain >= self.policy.turned_after
+            sudden = known_plain and not 0 <= factor < self.policy.sudden
+            if streak.count >= self.policy.held or sudden:
                 fault.changed = state.plain >= self.policy.held
                 known = fault.changed or fault.divisor.known
                 self._found(state, fault, first_step=streak.since, note=not known)
