@@ -32,7 +32,7 @@ _WEIGHTS = ("weight", "pos_weight")
 class _Kind:
     """Targets of one kind: sums over them, and the loss of the best constant answer."""
 
-    __slots__ = ("batches", "constant", "count", "of_step", "squares", "sums")
+    __slots__ = ("batches", "constant", "count", "mixed", "of_step", "squares", "sums")
 
     def __init__(self, places: int, device: torch.device) -> None:
         self.sums = torch.zeros(places, dtype=torch.float64, device=device)
@@ -42,6 +42,8 @@ class _Kind:
         self.constant: float | torch.Tensor | None = None
         # Of classes: their numbers in the step's losses, and the label smoothing.
         self.of_step: tuple[torch.Tensor, float] | None = None
+        # Of two labels: whether a step had both of them; of classes it does not matter.
+        self.mixed: torch.Tensor | None = None
 
     def due(self) -> bool:
         """Whether the best constant answer is to be computed anew."""
@@ -61,7 +63,10 @@ class Deviance:
     `target_deviance` is L0 by the targets of one step alone: of targets that become others, as
     where further classes come in, it changes, whatever the model does. `target_share` is, of
     classes, that over L0: 1 where batches are drawn at random, and less the more the targets of a
-    step are alike; 0 where all so far are of one class. Of 8 targets or more.
+    step are alike; 0 where all so far are of one class. Of 8 targets or more. Of binary labels, one
+    a sample, it is 1 until a step had both: what has one label at a time from the start on is a
+    player of a game, as a discriminator that is shown the real ones in one step and the made ones
+    in the next.
 
     Nothing waits for a device: there it stays a tensor.
     """
@@ -80,7 +85,13 @@ class Deviance:
             kind.of_step = None
             if sums.is_cpu and sums.sum() < _SOME:
                 continue
-            alone.append(number(_entropy(sums, smoothing)))
+            entropy = _entropy(sums, smoothing)
+            if kind.mixed is not None:
+                kind.mixed |= (sums > 0).all()
+                if kind.constant is None or (sums.is_cpu and not kind.constant):
+                    continue
+                entropy = torch.where(kind.mixed, entropy, torch.as_tensor(kind.constant))
+            alone.append(number(entropy))
             if isinstance(kind.constant, torch.Tensor):
                 facts.scalars["target_share"] = alone[-1] / kind.constant.clamp_min(1e-30)
             elif kind.constant:
@@ -187,6 +198,12 @@ class Deviance:
         if name == "mse_loss":
             squares = (rows * rows).sum(0)
             kind.squares = squares if kind.squares is None else kind.squares + squares
+        elif places == 1:
+            ones = rows.sum()
+            labels = torch.stack((target.shape[0] - ones, ones))
+            kind.of_step = labels + (kind.of_step[0] if kind.of_step is not None else 0), 0.0
+            if kind.mixed is None:
+                kind.mixed = torch.zeros((), dtype=torch.bool, device=target.device)
         if kind.due() or kind.constant is None:
             kind.constant = number(_spread(kind))
         if name == "mse_loss" and len(rows) >= _SOME:

@@ -41,11 +41,12 @@ _SHAPED = frozenset(
     for number in range(3)
 )
 
+_BINARY = frozenset(("binary_cross_entropy", "binary_cross_entropy_with_logits"))
 _ELEMENTWISE = frozenset(("huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss"))
 
 
 class LossInputs:
-    """`scores_softmaxed`, `scores_unnormalised`, `loss_broadcast`, `output_scale`, `loss_classes`.
+    """`scores_...`, `labels_outside`, `loss_broadcast`, `output_scale`, `loss_classes`.
 
     Of losses in training, at steps where the tier `signals` is due; means over the step's losses.
     Costs some ten microseconds a loss, over up to 4,096 numbers of what it is given.
@@ -54,6 +55,8 @@ class LossInputs:
     the softmax (the sigmoid) themselves, are given probabilities (what a sigmoid made), else 0;
     `scores_unnormalised` is 1 where `nll_loss`, which takes logarithms of probabilities, is given
     something else.
+    `labels_outside` is 1 where a binary cross entropy is given labels below 0 or above 1, which
+    is no mistake where single elements of the loss are taken out again (`reduction="none"`).
     `loss_broadcast` says of losses of two tensors of one shape (`mse_loss` and the like) how many
     times as many differences were taken as the larger one has elements: [N, 1] and [N] make N^2;
     and of losses written by hand how many times as many as there are outputs.
@@ -83,8 +86,11 @@ class LossInputs:
                 self._count(int(scores.shape[min(scores.dim(), 2) - 1]))
             elif name == "nll_loss":
                 self._note("scores_unnormalised", _are_no_logarithms(scores.detach()))
-            elif name == "binary_cross_entropy_with_logits":
-                self._found.setdefault("scores_softmaxed", []).append(_has_sigmoid(scores))
+            elif name in _BINARY:
+                if name == "binary_cross_entropy_with_logits":
+                    self._found.setdefault("scores_softmaxed", []).append(_has_sigmoid(scores))
+                if given.get("reduction") in ("mean", "sum") and given.get("weight") is None:
+                    self._note("labels_outside", _are_outside(target.detach()))
 
     def add_root(self, node: Any) -> None:
         """Takes the node that a backward pass began from: of a loss written by hand."""
@@ -198,6 +204,14 @@ def _are_no_logarithms(scores: torch.Tensor) -> torch.Tensor | None:
     # Of logarithms of probabilities this is 0; rounding of large ones is relative.
     off = torch.logsumexp(rows, 1).abs().amax()
     return (off > 10 * _ROUNDING).float()
+
+
+def _are_outside(labels: torch.Tensor) -> torch.Tensor | None:
+    """Whether some are no probabilities."""
+    if not labels.numel() or not readable(labels):
+        return None
+    few = _few(labels).float()
+    return ((few.amin() < -_ROUNDING) | (few.amax() > 1 + _ROUNDING)).float()
 
 
 def _has_sigmoid(scores: torch.Tensor) -> float:

@@ -135,6 +135,27 @@ def mixed(seed: int, *, share: float = 1.0, since: int = 100, steps: int = 300) 
     return Trace("mixed", seed, each, {"target_share": shares})
 
 
+def rare_class(
+    seed: int, *, rate: float = 0.02, samples: int = 16, since: int = 10_000, steps: int = 600
+) -> Trace:
+    """Targets of two classes, one of them rare; from step `since` on the usual one alone."""
+    random = np.random.default_rng(seed)
+    each = np.arange(steps)
+    counts = random.binomial(samples, rate, (2, steps)) * (each < since)
+    spread = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        p = counts / samples
+        alone = np.where(counts > 0, -(p * np.log(p) + (1 - p) * np.log(1 - p)), 0.0)
+    # As the agent corrects it for few samples (Miller and Madow).
+    alone += (counts > 0) / (2 * samples)
+    series = {
+        "target_share": alone / spread,
+        "target_deviance": alone,
+        "samples": np.full((2, steps), float(samples)),
+    }
+    return Trace("rare class", seed, each, series)
+
+
 def one_class(
     seed: int,
     *,

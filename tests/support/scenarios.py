@@ -27,6 +27,7 @@ from tests.support.phases import (
     next_tokens,
     one_class,
     phases,
+    rare_class,
     score,
     turns,
     unlike_targets,
@@ -85,6 +86,17 @@ def spikes(seed: int, *, at: Sequence[int], size: float = 30.0, rank: int | None
     loss = trace.series["loss"]
     loss[slice(None) if rank is None else rank, list(at)] *= size
     return trace
+
+
+def rising(seed: int, *, to: float, at: int = 150, sigma: float = 0.4) -> Trace:
+    """A squared error that falls from 17 to 0.8, and climbs from one step on to another level."""
+    random = np.random.default_rng(seed)
+    each = np.arange(400)
+    course = 16.2 * np.exp(-each / 10) + 0.8
+    climb = np.clip((each - at) / 50, 0.0, 1.0)
+    course = course * (to / 0.8) ** climb
+    loss = course * np.exp(sigma * random.standard_normal((2, 400)))
+    return Trace("rising", seed, each, {"loss": loss})
 
 
 def rescaled(
@@ -213,6 +225,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         logged,
         noise,
         spikes,
+        rising,
         rescaled,
         short_batches,
         swinging,
@@ -263,6 +276,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         module_settings,
         next_tokens,
         one_class,
+        rare_class,
         dying,
         embeddings,
         score,

@@ -18,6 +18,9 @@ from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number, percent
 from rankscope.server.window import Check, Status, Window
 
+# Samples of which shares are kept.
+_REMEMBERED = 512
+
 
 @dataclass(frozen=True, slots=True)
 class UnmixedPolicy(Policy):
@@ -25,6 +28,9 @@ class UnmixedPolicy(Policy):
 
     Attributes:
         size: number of samples whose median is judged.
+        rare: targets of all classes but the most frequent one that are expected in the newest
+            samples, half of `size` or more, whose mean is judged besides: of 30 there are no 7 or
+            less by chance once in 10^7 times (Poisson).
         solved: mean of the last losses over that of the first ones, below which the model has
             learned the one class that all targets are of, and there was nothing else to learn.
             Where the classes are places in a batch (contrastive losses have the right one always
@@ -35,6 +41,7 @@ class UnmixedPolicy(Policy):
     """
 
     size: Observations = 32
+    rare: Observations = 30
     share: Share = 0.25
     solved: Share = 0.02
 
@@ -44,6 +51,7 @@ class UnmixedState:
     """What `data.unmixed` remembers: the newest shares, with their steps.
 
     Attributes:
+        spread: entropy of the classes of all targets so far, in nats.
         first, last: losses; `solved` watches one class of all targets, from `begun` on.
         varied: there were targets of several classes.
         inputs: digest of the first batch of each row of the window; `other_inputs`: there were
@@ -53,6 +61,7 @@ class UnmixedState:
     recent: deque[tuple[int, float]]
     last: deque[float]
     judged: int = 0
+    spread: float = 0.0
     first: list[float] = field(default_factory=list)
     begun: int = -1
     varied: bool = False
@@ -70,7 +79,9 @@ class Unmixed(Detector[UnmixedState]):
 
     Statistic:
         The median of the last 32 `target_share` (mean over the ranks) is below 0.25: the entropy of
-        the classes in a step is less than a quarter of that of the classes in all steps so far.
+        the classes in a step is less than a quarter of that of the classes in all steps so far. So
+        is the mean of the newest 16, or of so many that 30 targets of the rarer classes are
+        expected in them: of two positives in a hundred most batches of 32 have none.
         Over after 32 steps without. Or all targets so far are of one class (a share of exactly 0 at
         every step), and the mean of the last 10 losses is below 0.02 of that of the first 10: that
         class is all that there was to learn.
@@ -116,7 +127,10 @@ class Unmixed(Detector[UnmixedState]):
     )
 
     policies: ClassVar[type[Policy]] = UnmixedPolicy
-    wants: ClassVar[tuple[str, ...]] = ("target_share", "loss", "explained_deviance")
+    wants: ClassVar[tuple[str, ...]] = (
+        *("target_share", "target_deviance", "samples"),
+        *("loss", "explained_deviance"),
+    )
 
     policy: UnmixedPolicy
 
@@ -126,7 +140,7 @@ class Unmixed(Detector[UnmixedState]):
 
     def start(self) -> UnmixedState:
         """Nothing seen yet."""
-        return UnmixedState(deque(maxlen=self.policy.size), deque(maxlen=BLOCK))
+        return UnmixedState(deque(maxlen=_REMEMBERED), deque(maxlen=BLOCK))
 
     def advance(self, window: Window, state: UnmixedState) -> Outcome:
         """Takes the shares step by step."""
@@ -145,16 +159,40 @@ class Unmixed(Detector[UnmixedState]):
             if self._one_class(step, row["target_share"], state):
                 continue
             state.recent.append((step, row["target_share"]))
-            shares = [share for _, share in state.recent]
-            if len(shares) < self.policy.size or median(shares) >= self.policy.share:
+            shares = [share for _, share in state.recent][-self.policy.size :]
+            if row["target_share"] > 0 and "target_deviance" in row:
+                state.spread = row["target_deviance"] / row["target_share"]
+            if (
+                len(shares) < self.policy.size
+                or median(shares) >= self.policy.share
+                or not self._alike(row.get("samples", math.inf) * len(window.ranks), state)
+            ):
                 state.watch.good(step)
                 continue
-            first = next(at for at, share in state.recent if share < self.policy.share)
+            judged = list(state.recent)[-self.policy.size :]
+            first = next(at for at, share in judged if share < self.policy.share)
             episode = state.watch.bad(step, median(shares), first_step=first)
             episode.facts = min(episode.facts, median(shares))
         findings = [_finding(e) for e in state.watch.take(window.last_step)]
         findings += [_one_class(e, state) for e in state.solved.take(window.last_step)]
         return Outcome({"data.unmixed": self._check(window, state)}, tuple(findings))
+
+    def _alike(self, samples: float, state: UnmixedState) -> bool:
+        """Whether batches drawn at random would have shown other targets by now.
+
+        Args:
+            samples: of a step, on all ranks.
+        """
+        policy = self.policy
+        # Where a share m of the targets is of the rarer of two classes, m > 0.001, the entropy is
+        # less than 8 m.
+        expected = state.spread / 8 * samples
+        enough = policy.size // 2
+        # Where several classes never met in a step their entropy is not known, nor needed.
+        if state.spread > 0:
+            enough = max(enough, math.ceil(policy.rare / expected))
+        newest = [share for _, share in state.recent][-enough:]
+        return len(newest) == enough and fmean(newest) < policy.share
 
     @staticmethod
     def _compare_inputs(window: Window, state: UnmixedState) -> None:

@@ -39,6 +39,9 @@ class DivergingPolicy(RisePolicy):
 
     Attributes:
         min_lost: share of the progress that has to be lost.
+        min_factor_lost: that share on the logarithm, where at least `held` of the progress is lost:
+            what fell from 17 to 0.8 and rises to 5 is back where it was after a third of its way
+            down.
         min_noise: how far the loss has to lie above its best, as a multiple of the noise of the
             block medians; its start, too, where there is progress.
         blocks: consecutive blocks that open an incident.
@@ -55,6 +58,7 @@ class DivergingPolicy(RisePolicy):
     """
 
     min_lost: Times = 0.35
+    min_factor_lost: Times = 0.5
     min_noise: Sigmas = 4.0
     blocks: Blocks = 3
     evidence: Blocks = 4
@@ -116,12 +120,13 @@ class LossDiverging(Detector[DivergingState]):
     Statistic:
         Medians of blocks of 10 observations. Lost progress is how far the block lies above the best
         block, over the progress made (start minus best). An incident opens where it was above 35 %
-        for 3 blocks in a row, each above the best by more than 4 times the noise of the block
-        medians: that of their differences, and that which the scatter of single values gives them,
-        on the logarithm. Where the loss never made progress (less than 10 % of its start, or than
-        4 times that noise), half the start takes the place of the progress, and the median of the
-        last 24 blocks that of the best. Above 10 times its start no noise is asked for. It is dated
-        back to where the rise left 10 % behind, and is over after 9 blocks below 15 %.
+        (or above 15 %, and above 50 % of the progress on the logarithm) for 3 blocks in a row, each
+        above the best by more than 4 times the noise of the block medians: that of their
+        differences, and that which the scatter of single values gives them, on the logarithm. Where
+        the loss never made progress (less than 10 % of its start, or than 4 times that noise), half
+        the start takes the place of the progress, and the median of the last 24 blocks that of the
+        best. Above 10 times its start no noise is asked for. It is dated back to where the rise
+        left 10 % behind, and is over after 9 blocks below 15 %.
 
     Severity:
         Warning; critical where all progress is lost, that is where the loss is above its start.
@@ -201,7 +206,7 @@ class LossDiverging(Detector[DivergingState]):
         # Without progress the best is but the luckiest block: what is usual takes its place.
         before = progress.best if moved else float(np.median(medians))
         above = (
-            lost > policy.min_lost
+            self._much(progress, median, lost, moved=moved)
             and median - progress.best > policy.min_noise * noise
             and self._clear(median, before, error)
         ) or (not state.signed and median > policy.blown_up * progress.start > 0)
@@ -221,6 +226,15 @@ class LossDiverging(Detector[DivergingState]):
             return (median - progress.best) / progress.scale
         start = progress.start
         return (median - start) / (0.5 * abs(start)) if start else 0.0
+
+    def _much(self, progress: Progress, median: float, lost: float, *, moved: bool) -> bool:
+        """Whether enough is lost: as a difference, or where the loss fell by factors, as one."""
+        if lost > self.policy.min_lost:
+            return True
+        if not moved or lost < self.policy.held or progress.best <= 0:
+            return False
+        back = math.log(median / progress.best) / math.log(progress.start / progress.best)
+        return back > self.policy.min_factor_lost
 
     def _clear(self, high: float, low: float, error: float) -> bool:
         """Whether one level is above another one by more than their noise."""

@@ -18,6 +18,7 @@ _RIGHT: Mapping[str, float] = {
     "loss_broadcast": 1.0,
     "scores_softmaxed": 0.0,
     "scores_unnormalised": 0.0,
+    "labels_outside": 0.0,
 }
 
 
@@ -58,11 +59,12 @@ class LossInputs(Detector[InputsState]):
     else: a softmax before `cross_entropy`, which takes it once more, leaves a loss that cannot
     come near 0 and gradients that vanish where an answer is wrong; probabilities in place of their
     logarithms make `nll_loss` a loss without a floor; outputs of the shape [N, 1] and targets of
-    the shape [N] make N x N differences, and the best answer is then the mean of all targets.
+    the shape [N] make N x N differences, and the best answer is then the mean of all targets; with
+    labels of -1 and 1, or of images that were normalised, a binary cross entropy has no floor.
 
     Statistic:
-        At 8 consecutive samples `scores_softmaxed` or `scores_unnormalised` above 0, or
-        `loss_broadcast` above 1, on any rank. Over after 8 steps without.
+        At 8 consecutive samples `scores_softmaxed`, `scores_unnormalised` or `labels_outside` above
+        0, or `loss_broadcast` above 1, on any rank. Over after 8 steps without.
 
     Severity:
         Warning.
@@ -148,6 +150,17 @@ def _finding(name: str, episode: Episode[float], given: Given) -> Finding:
         remedy = (
             "Return the scores from the model and take the softmax (sigmoid) in evaluation only; "
             "or keep it and take `nll_loss` of the logarithm (`binary_cross_entropy`)."
+        )
+    elif name == "labels_outside":
+        title = "A binary cross entropy is given labels below 0 or above 1"
+        cause = (
+            "Its labels are probabilities. With others, such as -1, counts, or images that were "
+            "normalised, the loss has no floor: it falls, below 0, by making the scores larger, "
+            "and no answer is the right one."
+        )
+        remedy = (
+            "Bring the labels to 0 and 1 (`(y + 1) / 2`; pixels divided by their largest value, "
+            "not normalised), or take a loss for numbers (`mse_loss`)."
         )
     else:
         title = "`nll_loss` is not given logarithms of probabilities"

@@ -132,6 +132,43 @@ def test_how_alike_the_targets_of_a_step_are():
     assert scalars[21]["target_share"] == pytest.approx(0.0, abs=0.05)
 
 
+def test_how_alike_binary_labels_are_once_a_step_had_both():
+    both, one = (classes() % 2).float()[:, None], torch.ones(SAMPLES, 1)
+    steps = iter([one, 0 * one, one, both, both, one])
+    scalars = trained(
+        lambda scores: functional.binary_cross_entropy_with_logits(scores, next(steps)),
+        steps=6,
+        outputs=1,
+    )
+    shares = [s.get("target_share") for s in scalars]
+    # A discriminator may be shown the real ones in one step and the made ones in the next.
+    assert shares[0] is None
+    assert shares[1:3] == [1.0, 1.0]
+    assert shares[3:5] == pytest.approx([1.0, 1.0], abs=0.15)
+    assert shares[5] == pytest.approx(0.0, abs=0.01)
+    assert scalars[5]["target_deviance"] == pytest.approx(0.0, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("labels", "more", "outside"),
+    [
+        (lambda y: y, {}, 0.0),
+        (lambda y: 2 * y - 1, {}, 1.0),
+        (lambda y: 255 * y, {"reduction": "sum"}, 1.0),
+        (lambda y: 0.9 * y + 0.05, {}, 0.0),
+        # What is not meant is taken out again.
+        (lambda y: 2 * y - 1, {"weight": torch.ones(1)}, None),
+    ],
+)
+def test_labels_of_a_binary_loss(labels, more, outside):
+    target = labels((classes() % 2).float()[:, None])
+
+    def loss(scores):
+        return functional.binary_cross_entropy_with_logits(scores, target, **more)
+
+    assert {s.get("labels_outside") for s in trained(loss, outputs=1)} == {outside}
+
+
 def test_targets_of_all_losses_of_a_step_count_together():
     def loss(scores):
         real, made = scores[: SAMPLES // 2], scores[SAMPLES // 2 :]
