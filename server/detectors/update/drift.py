@@ -116,7 +116,9 @@ class UpdateDrift(Detector[DriftState]):
         after 50 steps. Held down: below half of the largest, while the last 100 losses do not fall
         (Mann-Kendall Z above -1) and the gradients of consecutive samples have a median cosine of
         0.3 or more and a tenth of their size at the start, at three examinations in a row: a
-        minimum has gradients that are noise.
+        minimum has gradients that are noise. Or, of SGD, where the loss may fall: weight decay
+        times norm is half or more of what gradients agree on, their norm times the root of the
+        cosine.
 
     Severity:
         Warning; critical from 1,000 times what it was at the start on.
@@ -124,7 +126,8 @@ class UpdateDrift(Detector[DriftState]):
     Evidence:
         `first`, `most`, `now`, `per_step` (relative growth a step over the last quarter). Of those
         held down `most`, `now`, `gradient` (its size over that at the start), `cosine`, `loss`, and
-        `decay` (learning rate times weight decay) where it is known.
+        where they are known `decay` (learning rate times weight decay) and `takes` (what it takes
+        off over what gradients agree on).
 
     Source:
         Merrill et al. (2021), Effects of Parameter Norm Growth During Transformer Training: growth

@@ -11,7 +11,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Number, Observations, Policy, Share, Sigmas
 from rankscope.server.detectors.statistics import BLOCK, mann_kendall
 from rankscope.server.detectors.walking import median
-from rankscope.server.detectors.wording import number
+from rankscope.server.detectors.wording import number, percent
 
 _DECAY = "hyperparameters/0/weight_decay"
 # Adam divides a decay that is part of the gradient by the gradient's size: only of the other sort
@@ -39,6 +39,9 @@ class HeldPolicy(Policy):
         flat: losses that do not fall, and the gradients beside them.
         falling: Mann-Kendall Z below 0 from which on they may still fall.
         falls: the same from which on they do: one of 160 flat courses reaches it, and that ends it.
+        takes: what a decay takes off beside what gradients agree on, from which on it holds the
+            parameters down while the loss still falls; at 1 they stand still, and at twice that
+            not all parameters have it.
         looks: examinations in a row, one every 10 observations.
     """
 
@@ -48,6 +51,7 @@ class HeldPolicy(Policy):
     flat: Observations = 100
     falling: Sigmas = 1.0
     falls: Sigmas = 2.5
+    takes: Share = 0.5
     looks: Observations = 3
 
 
@@ -57,6 +61,8 @@ class Held:
 
     Attributes:
         decay: learning rate times weight decay, what a step takes off; NaN where not known.
+        takes: weight decay times norm, over what gradients agree on; NaN where it does not explain
+            what holds the parameters down, or is not known, as with Adam.
     """
 
     most: float
@@ -65,6 +71,7 @@ class Held:
     cosine: float
     loss: float
     decay: float
+    takes: float
 
 
 @dataclass(slots=True)
@@ -80,6 +87,7 @@ class HeldState:
     rate: float = math.nan
     decay: float = math.nan
     coupled: bool = False
+    adam: bool = False
     _losses: deque[tuple[int, float]] = field(init=False)
     _cosines: deque[float] = field(init=False)
     _norms: deque[float] = field(init=False)
@@ -95,6 +103,7 @@ class HeldState:
         self.rate, self.decay = row.get("lr", self.rate), row.get(_DECAY, self.decay)
         if _ADAM in row or _DECOUPLED in row:
             self.coupled = not row.get(_DECOUPLED, 0.0)
+        self.adam |= _ADAM in row
         for name, kept in (
             ("weight_norm", self._sizes),
             ("grad_cosine", self._cosines),
@@ -124,7 +133,12 @@ class HeldState:
             and asks >= policy.asks
         )
         losses = [loss for _, loss in self._losses]
-        if held:
+        takes = math.nan
+        if held and not self.adam:
+            # What gradients share of their direction is the root of their cosine of their size.
+            takes = self.decay * now / (size * math.sqrt(cosine))
+        strong = policy.takes <= takes <= 2.0
+        if held and not strong:
             blocks = [median(losses[at : at + BLOCK]) for at in range(0, len(losses), BLOCK)]
             known = self.watch.open(step) is not None
             held = mann_kendall(blocks) > -(policy.falls if known else policy.falling)
@@ -136,7 +150,8 @@ class HeldState:
         if self.in_a_row < policy.looks:
             return
         decay = math.nan if self.coupled else self.rate * self.decay
-        facts = Held(self.most, now, asks, cosine, median(losses[-BLOCK:]), decay)
+        takes = takes if strong else math.nan
+        facts = Held(self.most, now, asks, cosine, median(losses[-BLOCK:]), decay, takes)
         since = self._losses[0][0]
         self.watch.bad(step, facts, first_step=since).facts = facts
 
@@ -144,6 +159,7 @@ class HeldState:
 def finding(episode: Episode[Held]) -> Finding:
     """What is reported of it."""
     facts = episode.facts
+    strong = math.isfinite(facts.takes)
     known = math.isfinite(facts.decay) and facts.decay > 0
     takes = (
         f"The learning rate times the weight decay is {number(facts.decay)}: a step takes that "
@@ -159,14 +175,24 @@ def finding(episode: Episode[Held]) -> Finding:
         severity="warning",
         title=(
             f"The parameters have shrunk from {number(facts.most)} to {number(facts.now)}, and "
-            "gradients no longer lower the loss"
+            + (
+                "the weight decay takes back most of what gradients add"
+                if strong
+                else "gradients no longer lower the loss"
+            )
         ),
         stage="parameters",
         cause=(
             f"Gradients of consecutive batches still agree (cosine {number(facts.cosine)}), with "
             f"{number(facts.asks)} of their size at the start: there is something to be learned. "
-            f"The loss stays at {number(facts.loss)} all the same: each step takes back what "
-            f"gradients add. {takes}"
+            + (
+                f"The weight decay takes {percent(facts.takes)} of it back at each step, and the "
+                f"loss, now {number(facts.loss)}, falls by what is left alone"
+                if strong
+                else f"The loss stays at {number(facts.loss)} all the same: each step takes back "
+                "what gradients add"
+            )
+            + f". {takes}"
         ),
         remedy=(
             "Divide the weight decay by 10 or more (AdamW takes it times the learning rate off "
@@ -180,5 +206,6 @@ def finding(episode: Episode[Held]) -> Finding:
             "cosine": facts.cosine,
             "loss": facts.loss,
             **({"decay": facts.decay} if known else {}),
+            **({"takes": facts.takes} if strong else {}),
         },
     )

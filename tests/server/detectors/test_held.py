@@ -45,6 +45,13 @@ def test_parameters_that_a_decay_holds_down():
     assert run(cuts=range(7, STEPS, 33)) == (alert,)
 
 
+def test_a_decay_that_takes_most_back_while_the_loss_falls():
+    (alert,) = run(falls=0.5, decay=0.1)
+    assert alert.evidence["takes"] == pytest.approx(0.65, abs=0.05)
+    assert "takes 67 % of it back at each step" in alert.cause
+    assert run(falls=0.5, decay=0.1, adam=True) == ()
+
+
 def test_a_decay_that_is_part_of_adams_gradient_is_not_what_a_step_takes_off():
     (alert,) = run(adam=True)
     assert "decay" not in alert.evidence
@@ -56,6 +63,7 @@ def test_a_decay_that_is_part_of_adams_gradient_is_not_what_a_step_takes_off():
     [
         {"cosine": 0.05},  # the noise of a minimum
         {"falls": 0.5},  # it learns
+        {"falls": 0.5, "decay": 0.02},
         {"shrinks": 0.9},
         {"asks": 0.02},  # the balance of a usual decay
     ],
