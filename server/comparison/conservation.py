@@ -53,11 +53,13 @@ class Sums:
         mean: float64 [T, K], of the ranks' sketches, by the weights that it should have; NaN rows
             are not known.
         reduced: float64 [T, K].
+        local: float64 [R, T, K], each rank's own; None where that is too much to be kept.
     """
 
     step: int
     mean: Float64
     reduced: Float64
+    local: Float64 | None = None
 
 
 def balance(
@@ -345,11 +347,28 @@ class _Parts:
         if fit is not None and 3 * fit.holds.sum() >= len(rows):
             came = weighing.combined(fit.weights, self.local)
             return self.beside(_weighted(made, fit), fit.weights, came)
+        if (late := self._late(rows, bases[0], allowed)) is not None:
+            return replace(made, pattern="late", late=int(self.ranks[late]))
         ratio = self._permuted()
         if ratio is not None:
             made = replace(made, pattern="", ratio=ratio)
             return self.beside(made, ratio * bases[0], ratio * self.local.mean(axis=0))
         return made
+
+    def _late(self, rows: Int64, base: Float64, allowed: float) -> int | None:
+        """Which of the ranks, by its row, put in what it had at the step before; None for none."""
+        if self.before is None or self.before.local is None:
+            return None
+        old, new = self.before.local, self.local
+        if old.shape != new.shape:
+            return None
+        mean, target = weighing.combined(base, new[:, rows]), self.reduced[rows].reshape(-1)
+        for row in range(len(new)):
+            came = (mean + base[row] * (old[row, rows] - new[row, rows])).reshape(-1)
+            once, rest = _fit(came[None], target)
+            if rest <= allowed and once[0] > 0:
+                return row
+        return None
 
     def _permuted(self) -> float | None:
         """Times what other tensors' means most tensors are; None where they are not."""

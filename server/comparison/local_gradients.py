@@ -16,6 +16,9 @@ from rankscope.server.comparison.conservation import Sums
 from rankscope.server.comparison.replicas import Replicas
 from rankscope.server.window import Applied, ElementSums, Float64, Int64, Reduction
 
+# Numbers of all ranks' sketches up to which those of a step are kept for the next: 2 MB.
+_MOST_KEPT = 250_000
+
 
 class _Stacked(NamedTuple):
     """Sketches of several ranks.
@@ -140,7 +143,8 @@ class LocalGradients:
             counts=counted,
         )
         mean = conservation.expected_mean(sketches, made.weighted_by, counted)
-        self._sums[taken] = Sums(step, mean, came_out.sketches)
+        kept = sketches if sketches.size <= _MOST_KEPT else None
+        self._sums[taken] = Sums(step, mean, came_out.sketches, kept)
         return replace(
             made,
             cosine=conservation.cosine(sketches, came_out.sketches),
@@ -149,7 +153,9 @@ class LocalGradients:
             ),
             # Of what is no multiple of the mean the factor is not known: clipping stays in.
             kept=conservation.kept(
-                sketches, came_out.sketches, 1.0 if made.pattern == "other" else made.ratio
+                sketches,
+                came_out.sketches,
+                1.0 if made.pattern in ("other", "late") else made.ratio,
             ),
         )
 

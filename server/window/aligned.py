@@ -202,7 +202,8 @@ class Reduction:
         common: those that have it, the first ones; only where others have another factor.
         pattern: what else the whole is: `weights` of the ranks, `accumulated` (the reduced gradient
             of the step before and this step's mean), `stale` (the mean, or what came out, at the
-            step `before`), or `other`; empty where the ratio says all, and where all tensors are
+            step `before`), `late` (one rank, `late`, put in what it had at that step), or `other`;
+            empty where the ratio says all, and where all tensors are
             compressed.
         weights: what the pattern's parts count; of `weights`, one for each rank: 1/N times `ratio`
             in a mean.
@@ -236,6 +237,7 @@ class Reduction:
     weights: tuple[float, ...] = ()
     weight_errors: tuple[float, ...] = ()
     before: int = -1
+    late: int = -1
     agreed: bool = True
     applied: Applied | None = None
     cosine: float = float("nan")

@@ -38,7 +38,8 @@ def weighted(
             what one rank puts in is; `replaced`: it is that of the rank after it; `frozen`: the
             result is that of step `at`. From the first step on, `fixed`: ranks have weights of
             their own; `drawn`: at each step others. From step `at` on `clipped`: each rank's
-            gradient is clipped to the norm `times` before.
+            gradient is clipped to the norm `times` before; `late`: `rank` puts in what it had at
+            the step before.
         times: see `fault`.
         recurs: the fault is there at one of so many steps.
         by: `tokens` or `samples` that ranks count by; empty for 1/N each.
@@ -56,6 +57,7 @@ def weighted(
     fixed = random.uniform(0.5, 1.5, ranks)
     run: list[list[Said]] = []
     frozen: dict[int, list[np.ndarray]] = {}
+    old: list[list[np.ndarray]] = []
     for step in range(steps):
         hit = step >= at and (step - at) % recurs == 0
         samples = np.full(ranks, float(SAMPLES))
@@ -91,7 +93,8 @@ def weighted(
                 shares[after], shares[rank] = shares[after] + shares[rank], 0.0
             reduced = [np.zeros(s, np.float32) for s in SHAPES]
             for r in members:
-                for total, gradient in zip(reduced, local[r], strict=True):
+                put_in = old[r] if hit and fault == "late" and r == rank else local[r]
+                for total, gradient in zip(reduced, put_in, strict=True):
                     total += np.float32(shares[r]) * gradient
             if hit and fault == "factor":
                 reduced = [g * np.float32(times) for g in reduced]
@@ -121,6 +124,7 @@ def weighted(
                     said.print(step, "local_gradient", local[r])
                     said.print(step, "reduced_gradient", reduced)
         run.append(row)
+        old = local
     tables = [
         {"parameters": table_of("" if groups == 1 else f"Shard(0)@{r % groups}/{groups}")}
         for r in range(ranks)

@@ -75,7 +75,7 @@ def finding_of(episode: Episode[Fault]) -> Finding:
     made, step = fault.reduction, episode.first_step
     everyone = tuple(int(r) for r in made.ranks)
     cause, remedy = _explain(fault, step)
-    odd = fault.odd if fault.pattern == "ranks" else {}
+    odd = fault.odd if fault.pattern in ("ranks", "late") else {}
     suspects = tuple(sorted({*odd, *(r for t in fault.tensors for r in t.ranks)}))
     return episode.finding(
         kind="reduction.wrong",
@@ -131,6 +131,9 @@ def _title(fault: Fault, step: int) -> str:
         )
         verb = agree(len(fault.odd), "counts")
         return f"{whose} {verb} {number(times)} times in the reduction {since}"
+    if fault.pattern == "late":
+        who = ranks(sorted(fault.odd)).capitalize()
+        return f"{who} puts the gradient of {_before(fault)} into the reduction {since}"
     if fault.pattern == "clipped":
         return f"Each rank clips its own gradient before the reduction {since}"
     if fault.pattern == "weights":
@@ -153,7 +156,7 @@ def _title(fault: Fault, step: int) -> str:
 def _severity(fault: Fault, *, size: int) -> str:
     if fault.note and fault.factor > 0:
         return "info"
-    mild = fault.pattern in ("nothing", "other", "weights", "clipped")
+    mild = fault.pattern in ("nothing", "other", "weights", "clipped", "late")
     if fault.pattern == "factor" and (fault.most or not fault.tensors):
         of_ranks = any(abs(fault.factor / f - 1.0) <= SAME for f in (size, 1.0 / size))
         mild = fault.factor > 0 and not of_ranks
@@ -227,6 +230,16 @@ def _explain(fault: Fault, step: int) -> tuple[str, str]:
             )
         case "ranks":
             return _of_ranks(fault, step)
+        case "late":
+            who = ranks(sorted(fault.odd))
+            return (
+                f"What came out at step {step} is the mean of all ranks' gradients, but that of "
+                f"{who} is its gradient of {_before(fault)}: it reduced a buffer that had not been "
+                "filled again, or before its backward pass was done.",
+                f"Check on {who} that the buffer is filled from this step's gradients before each "
+                "reduction, and that the stream or thread which reduces waits for the backward "
+                "pass.",
+            )
         case "clipped":
             return (
                 f"In the mean each rank counts with its gradient scaled down to a norm of "

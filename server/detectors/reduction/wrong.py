@@ -136,18 +136,19 @@ class ReductionWrong(Detector[ReductionState]):
         another by more than 0.5 % and 7 standard errors is named with what it counts, at once where
         that is 10 % too much or too little, else at the third sample in a row. One factor for all
         ranks that is the number of ranks, or one over it, is reported at once (the second time, if
-        gradients were scaled by hand before); any other at the third sample in a row (one of 10
-        and more, or below 0, at once, where 8 before were the mean itself), unless it is one over
-        the micro-batches of a step on all stages of the job alike, or a loss scale (a power of two
-        from 64 on), or what the losses were divided by beforehand (of a cross entropy, of which the
-        mean is known). So are weights that stay the same and are nobody's share; other
-        weights at each step may be those of tokens that nobody posts. Weights times local norms
-        that are one number for all ranks that count less than 1/N, at three samples in a row, are
-        clipping before the reduction. Of single tensors, too, a factor as of a sum that was divided
-        by one rank more or less, by the job's ranks or the micro-batches, is reported at the third
-        sample in a row. Tensors without the common weights are compared with zeros, the sampled
-        step before, the other tensors of their shape, and other weights. Something else altogether
-        is reported only where the reduction was right before: a gradient may be changed on purpose
+        gradients were scaled by hand before); any other at the third sample in a row (one of 10 and
+        more, or below 0, at once, where 8 before were the mean itself), unless it is one over the
+        micro-batches of a step on all stages of the job alike, or a loss scale (a power of two from
+        64 on), or what the losses were divided by beforehand (of a cross entropy, of which the mean
+        is known). So are weights that stay the same and are nobody's share; other weights at each
+        step may be those of tokens that nobody posts. Weights times local norms that are one number
+        for all ranks that count less than 1/N, at three samples in a row, are clipping before the
+        reduction. Of single tensors, too, a factor as of a sum that was divided by one rank more or
+        less, by the job's ranks or the micro-batches, is reported at the third sample in a row.
+        Tensors without the common weights are compared with zeros, the sampled step before, the
+        other tensors of their shape, and other weights. The whole is compared with the mean in
+        which one rank's gradient is that of the sampled step before. Something else altogether is
+        reported only where the reduction was right before: a gradient may be changed on purpose
         (clipping by value, noise, hooks). Where torch's own hooks round to 16 bits, these bits are
         allowed for (and what float16 lacks below 6e-8); of matrices that PowerSGD approximates,
         only what is not an approximation counts (zeros, a factor, a rank left out); the tensors
@@ -249,10 +250,12 @@ class ReductionWrong(Detector[ReductionState]):
         if not (math.isfinite(expected) and expected > 0) or made.pattern == "accumulated":
             return  # another detector's matter
         fault = Fault(reduction=made, expected=expected)
-        if made.pattern in ("stale", "other"):
+        if made.pattern in ("stale", "late", "other"):
             state.streaks.pop(int(made.ranks[0]), None)
             fault.pattern = made.pattern
-            if made.pattern == "stale":
+            if made.pattern == "late":
+                fault.odd = {made.late: 0.0}
+            if made.pattern != "other":
                 self._found(state, fault)
             else:
                 self._unexplained(state, fault)

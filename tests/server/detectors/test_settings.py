@@ -127,9 +127,7 @@ def test_a_kind_that_follows_from_others_judges_them_as_they_are_set():
         layer(
             {
                 "detectors": {
-                    "loss.diverging": {
-                        "min_lost": 1e99, "min_factor_lost": 1e99, "blown_up": 1e99
-                    },
+                    "loss.diverging": {"min_lost": 1e99, "min_factor_lost": 1e99, "blown_up": 1e99},
                     "loss.oscillating": {"min_amplitude": 1e99},
                     "gradient.exploding": {"factor": 1e99},
                 }
