@@ -90,7 +90,9 @@ class Deviance:
                 kind.mixed |= (sums > 0).all()
                 if kind.constant is None or (sums.is_cpu and not kind.constant):
                     continue
-                entropy = torch.where(kind.mixed, entropy, torch.as_tensor(kind.constant))
+                entropy = torch.where(
+                    kind.mixed, entropy, torch.as_tensor(kind.constant, dtype=torch.float64)
+                )
             alone.append(number(entropy))
             if isinstance(kind.constant, torch.Tensor):
                 facts.scalars["target_share"] = alone[-1] / kind.constant.clamp_min(1e-30)
