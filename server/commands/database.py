@@ -7,6 +7,12 @@ import re
 from pathlib import Path
 
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from rankscope.server.commands.client import USAGE, complain
+from rankscope.server.settings import Settings, default_database
+from rankscope.server.storage import migrate
+from rankscope.server.storage.engine import open_engine
 
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0}
 
@@ -16,6 +22,32 @@ def add_url(parser: argparse.ArgumentParser, default: str | None = None) -> None
     parser.add_argument(
         "--db", metavar="URL", default=default, help="SQLAlchemy URL; default: an SQLite file"
     )
+
+
+def call(options: argparse.Namespace) -> int:
+    """Calls `options.do` with an engine on the database of `--db`, brought up to date.
+
+    `options.unused` is then whether it was empty before. What is wrong with the database, or a
+    `ValueError`, is said, and is the exit code of wrong usage.
+    """
+    engine = None
+    try:
+        settings = Settings(database=options.db or default_database())
+        engine = open_engine(settings.database)
+        options.unused = migrate.current(engine) is None
+        migrate.upgrade(engine)
+        code: int = options.do(engine, options)
+        return code
+    except (ValueError, migrate.SchemaError) as error:
+        complain(str(error))
+    except OSError as error:
+        complain(file_text(error))
+    except (SQLAlchemyError, ImportError) as error:
+        complain(database_text(settings.database, error))
+    finally:
+        if engine is not None:
+            engine.dispose()
+    return USAGE
 
 
 def age(text: str, *, nothing: str = "is no time at all") -> float:

@@ -10,13 +10,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Engine
-from sqlalchemy.exc import SQLAlchemyError
 
-from rankscope.server.commands.client import FAILED, OK, USAGE, complain, table
-from rankscope.server.commands.database import add_url, age, database_text, file_text
-from rankscope.server.settings import Settings, default_database
-from rankscope.server.storage import migrate, tokens
-from rankscope.server.storage.engine import open_engine, reading, writing
+from rankscope.server.commands import database
+from rankscope.server.commands.client import FAILED, OK, complain, table
+from rankscope.server.commands.database import add_url, age
+from rankscope.server.storage import tokens
+from rankscope.server.storage.engine import reading, writing
 from rankscope.server.storage.tokens import SCOPES, Token
 
 _USUAL = ("read", "write")
@@ -27,25 +26,7 @@ _LAST_SECOND = 253_402_300_799
 
 def token(argv: Sequence[str]) -> int:
     """`rankscope token`; works on the database itself: who may write to it needs no token."""
-    options = _parser().parse_args(argv)
-    engine = None
-    try:
-        settings = Settings(database=options.db or default_database())
-        engine = open_engine(settings.database)
-        options.unused = migrate.current(engine) is None
-        migrate.upgrade(engine)
-        code: int = options.do(engine, options)
-        return code
-    except (ValueError, migrate.SchemaError) as error:
-        complain(str(error))
-    except OSError as error:
-        complain(file_text(error))
-    except (SQLAlchemyError, ImportError) as error:
-        complain(database_text(settings.database, error))
-    finally:
-        if engine is not None:
-            engine.dispose()
-    return USAGE
+    return database.call(_parser().parse_args(argv))
 
 
 def _parser() -> argparse.ArgumentParser:
