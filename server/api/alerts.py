@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Query
 from sqlalchemy import Connection, Engine
 
 from rankscope.server import detectors
-from rankscope.server.alerts import onset
+from rankscope.server.alerts.fields import alert_fields
 from rankscope.server.api import models
 from rankscope.server.api.deps import Database, Page, RunId, known_run, next_cursor, paging
 from rankscope.server.api.problems import Problem
@@ -245,26 +245,7 @@ def _told(
 
 
 def _members(alert: Alert) -> dict[str, Any]:
-    earliest, latest = onset.since(alert)
-    return {
-        "id": alert.id,
-        "run": alert.run,
-        "kind": alert.kind,
-        "severity": alert.severity,
-        "state": alert.state,
-        "title": alert.title,
-        "ranks": list(alert.ranks),
-        "tensors": list(alert.tensors),
-        "first_step": alert.first_step,
-        "since": models.Since(after=earliest - 1 if earliest > 0 else None, by=latest),
-        "last_step": alert.last_step,
+    return alert_fields(alert) | {
         "opened_at": models.time_of(alert.opened_at),
         "resolved_at": _time(alert.resolved_at),
-        "stage": alert.stage,
-        "cause": alert.cause,
-        "remedy": alert.remedy,
-        "evidence": dict(alert.evidence),
-        "parent": alert.parent,
-        "consequences": list(alert.consequences),
-        "start": alert.start,
     }

@@ -7,6 +7,7 @@ is not to have the server call any address.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Annotated, cast
 
 from fastapi import APIRouter, Query
@@ -18,7 +19,7 @@ from rankscope.server.notifications import transports
 from rankscope.server.notifications.message import example
 from rankscope.server.storage import notifications
 from rankscope.server.storage.engine import reading
-from rankscope.server.storage.notifications import Target
+from rankscope.server.storage.notifications import Notification, Target
 from rankscope.server.storage.visibility import visible
 
 router = APIRouter(tags=["notifications"], prefix="/notifications")
@@ -41,24 +42,7 @@ def list_notifications(
             connection, limit=limit, run=key, targets=list(names), open_only=pending
         )
     return models.Items(
-        items=[
-            models.Notification(
-                run=run_id,
-                alert=one.alert,
-                title=title,
-                target=one.target,
-                name=names.get(one.target, ""),
-                told=one.told or None,
-                told_at=None if one.told_at is None else models.time_of(one.told_at),
-                waits=one.wanted_at is not None,
-                next_try_at=None
-                if one.due_at is None or one.wanted_at is None
-                else models.time_of(one.due_at),
-                failures=one.failures,
-                error=one.error or None,
-            )
-            for run_id, title, one in found
-        ]
+        items=[notification_model(run_id, title, one, names) for run_id, title, one in found]
     )
 
 
@@ -67,20 +51,7 @@ def list_targets(engine: Database) -> models.Items[models.NotificationTarget]:
     """Who is told of alerts; their addresses without what gives access to them."""
     with reading(engine) as connection:
         found = _visible_targets(notifications.targets(connection))
-    return models.Items(
-        items=[
-            models.NotificationTarget(
-                id=t.id,
-                name=t.name,
-                url=transports.masked(t.url),
-                projects=None if t.projects is None else list(t.projects),
-                kinds=None if t.kinds is None else list(t.kinds),
-                severity=cast(models.Severity, t.severity),
-                created_at=models.time_of(t.created_at),
-            )
-            for t in found
-        ]
-    )
+    return models.Items(items=[target_model(t) for t in found])
 
 
 @router.post("/targets/{target}/test")
@@ -96,10 +67,44 @@ def send_test(engine: Database, target: str) -> models.Delivery:
         transports.deliver(found[0].url, example("", time.time()))
     except (transports.NotDelivered, transports.BadTarget) as error:
         return models.Delivery(delivered=False, error=str(error))
-    except ImportError as error:
-        why = f"the package {error.name} is not installed: pip install 'rankscope[notify]'"
-        return models.Delivery(delivered=False, error=why)
     return models.Delivery(delivered=True, error=None)
+
+
+def target_model(target: Target) -> models.NotificationTarget:
+    """A target, its address masked."""
+    return models.NotificationTarget(
+        id=target.id,
+        name=target.name,
+        url=transports.masked(target.url),
+        projects=None if target.projects is None else list(target.projects),
+        kinds=None if target.kinds is None else list(target.kinds),
+        severity=cast(models.Severity, target.severity),
+        created_at=models.time_of(target.created_at),
+    )
+
+
+def notification_model(
+    run: str, title: str, one: Notification, names: Mapping[str, str]
+) -> models.Notification:
+    """What a target was told of an alert.
+
+    Args:
+        names: of the targets, by id.
+    """
+    waits = one.wanted_at is not None
+    return models.Notification(
+        run=run,
+        alert=one.alert,
+        title=title,
+        target=one.target,
+        name=names.get(one.target, ""),
+        told=one.told or None,
+        told_at=None if one.told_at is None else models.time_of(one.told_at),
+        waits=waits,
+        next_try_at=models.time_of(one.due_at) if waits and one.due_at is not None else None,
+        failures=one.failures,
+        error=one.error or None,
+    )
 
 
 def _visible_targets(targets: list[Target]) -> list[Target]:

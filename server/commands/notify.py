@@ -6,19 +6,19 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
-from typing import Any
 
+from pydantic import BaseModel
 from sqlalchemy import Engine
-from sqlalchemy.exc import SQLAlchemyError
 
 from rankscope.agent import wire
+from rankscope.server.api.notifications import notification_model, target_model
+from rankscope.server.commands import database
 from rankscope.server.commands.client import FAILED, OK, USAGE, complain, run_id, table
-from rankscope.server.commands.database import add_url, database_text, file_text
+from rankscope.server.commands.database import add_url
 from rankscope.server.notifications import transports
 from rankscope.server.notifications.message import example, time_text
-from rankscope.server.settings import Settings, default_database
-from rankscope.server.storage import migrate, notifications, runs
-from rankscope.server.storage.engine import open_engine, reading, writing
+from rankscope.server.storage import notifications, runs
+from rankscope.server.storage.engine import reading, writing
 from rankscope.server.storage.notifications import Notification, Target
 
 _MAX_NAME = 250
@@ -27,30 +27,7 @@ _MAX_URL = 4000
 
 def notify(argv: Sequence[str]) -> int:
     """`rankscope notify`; works on the database itself: who may write to it needs no token."""
-    options = _parser().parse_args(argv)
-    engine = None
-    try:
-        settings = Settings(database=options.db or default_database())
-        engine = open_engine(settings.database)
-        migrate.upgrade(engine)
-        code: int = options.do(engine, options)
-        return code
-    except transports.BadTarget as error:
-        complain(str(error))
-    except (ValueError, migrate.SchemaError) as error:
-        complain(str(error))
-    except OSError as error:
-        complain(file_text(error))
-    except ModuleNotFoundError as error:
-        if error.name != "apprise":
-            raise
-        complain("the package apprise is not installed: pip install 'rankscope[notify]'")
-    except (SQLAlchemyError, ImportError) as error:
-        complain(database_text(settings.database, error))
-    finally:
-        if engine is not None:
-            engine.dispose()
-    return USAGE
+    return database.call(_parser().parse_args(argv))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -126,7 +103,7 @@ def _add(engine: Engine, options: argparse.Namespace) -> int:
             now=time.time(),
         )
     if options.json:
-        print(json.dumps(target_fields(made), indent=2))
+        print(target_model(made).model_dump_json(indent=2))
         return OK
     print(f"{made.id} ({made.name}) is told of {_of_what(made)} from now on")
     complain(f"`rankscope notify test {made.id}` sends a test message")
@@ -137,7 +114,7 @@ def _list(engine: Engine, options: argparse.Namespace) -> int:
     with reading(engine) as connection:
         found = notifications.targets(connection)
     if options.json:
-        print(json.dumps({"items": [target_fields(t) for t in found]}, indent=2))
+        _print_items([target_model(t) for t in found])
     elif not found:
         print("Nobody is told of alerts. `rankscope notify add --help` says how.")
     else:
@@ -188,8 +165,7 @@ def _log(engine: Engine, options: argparse.Namespace) -> int:
             key = known.key
         found = notifications.log(connection, limit=200, run=key, open_only=options.pending)
     if options.json:
-        items = [log_fields(run, title, one, names) for run, title, one in found]
-        print(json.dumps({"items": items}, indent=2))
+        _print_items([notification_model(run, title, one, names) for run, title, one in found])
     elif not found:
         print("Nothing was told, and nothing waits.")
     else:
@@ -207,6 +183,10 @@ def _log(engine: Engine, options: argparse.Namespace) -> int:
             )
         print(*table(rows), sep="\n")
     return OK
+
+
+def _print_items(items: Sequence[BaseModel]) -> None:
+    print(json.dumps({"items": [item.model_dump(mode="json") for item in items]}, indent=2))
 
 
 def _unknown(target: str) -> int:
@@ -233,40 +213,6 @@ def _state(one: Notification) -> str:
     if one.wanted_at is not None:
         return "waits"
     return one.told or "nothing to tell any more"
-
-
-def target_fields(target: Target) -> dict[str, Any]:
-    """A target as JSON, its address masked."""
-    return {
-        "id": target.id,
-        "name": target.name,
-        "url": transports.masked(target.url),
-        "projects": None if target.projects is None else list(target.projects),
-        "kinds": None if target.kinds is None else list(target.kinds),
-        "severity": target.severity,
-        "created_at": time_text(target.created_at),
-    }
-
-
-def log_fields(run: str, title: str, one: Notification, names: dict[str, str]) -> dict[str, Any]:
-    """What a target was told of an alert, as JSON."""
-    return {
-        "run": run,
-        "alert": one.alert,
-        "title": title,
-        "target": one.target,
-        "name": names.get(one.target, ""),
-        "told": one.told or None,
-        "told_at": _time(one.told_at),
-        "waits": one.wanted_at is not None,
-        "next_try_at": _time(one.due_at) if one.wanted_at is not None else None,
-        "failures": one.failures,
-        "error": one.error or None,
-    }
-
-
-def _time(seconds: float | None) -> str | None:
-    return None if seconds is None else time_text(seconds)
 
 
 def _name(text: str) -> str:

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from rankscope.agent import wire
 from rankscope.server.alerts import onset
+from rankscope.server.alerts.fields import alert_fields
 from rankscope.server.detectors.wording import count, listing, ranks
 from rankscope.server.window import Alert
 
@@ -125,26 +126,14 @@ def _short(text: str) -> str:
 
 
 def _fields(news: News) -> dict[str, Any]:
-    alert = news.alert
-    earliest, latest = onset.since(alert)
-    return {
-        "id": alert.id,
-        "what": news.what,
-        "kind": alert.kind,
-        "severity": alert.severity,
-        "state": alert.state,
-        "title": alert.title,
-        "ranks": list(alert.ranks),
-        "tensors": list(alert.tensors),
-        "first_step": alert.first_step,
-        "since": {"after": earliest - 1 if earliest > 0 else None, "by": latest},
-        "last_step": alert.last_step,
-        "opened_at": time_text(alert.opened_at),
-        "resolved_at": None if alert.resolved_at is None else time_text(alert.resolved_at),
-        "stage": alert.stage,
-        "cause": alert.cause,
-        "remedy": alert.remedy,
-    }
+    """The alert's members by REST, but for what takes much room, and why it is told."""
+    fields = alert_fields(news.alert)
+    for left_out in ("run", "evidence", "parent", "consequences", "start"):
+        del fields[left_out]
+    for name in ("opened_at", "resolved_at"):
+        if fields[name] is not None:
+            fields[name] = time_text(fields[name])
+    return {"what": news.what, **fields}
 
 
 def time_text(seconds: float) -> str:

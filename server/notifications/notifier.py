@@ -27,6 +27,7 @@ _logger = logging.getLogger(__name__)
 
 # What another server wrote, or was due meanwhile, is looked for that often.
 _PERIOD_S = 2.0
+_MOST_OF_ERROR = 300
 # Targets are told side by side, each of one thing at a time.
 _AT_ONCE = 8
 # Longer than any transport takes: a server that died while it told somebody is replaced then.
@@ -130,8 +131,9 @@ class Notifier:
                         self._want(connection, run, targets.values(), now)
                     runs.discard(run)
         finally:
-            with self._lock:
-                self._changed |= runs if targets else set()
+            if targets:
+                with self._lock:
+                    self._changed |= runs
         self._under_way = {t: f for t, f in self._under_way.items() if not f.done()}
         with reading(self._engine) as connection:
             due = notifications.due(connection, now=now)
@@ -146,14 +148,15 @@ class Notifier:
 
     def _to_look_at(self, connection: Connection, known: frozenset[str], now: float) -> set[str]:
         """Runs that have changed; with a new target, or at the start, all of the last time."""
-        with self._lock:
-            runs, self._changed = self._changed, set()
-        if self._known is None or known - self._known:
+        recent: set[str] = set()
+        if known and (self._known is None or known - self._known):
             r = schema.run
-            recent = select(r.c.id).where(r.c.last_seen_at > now - _LOOK_BACK_S)
-            runs.update(connection.scalars(recent) if known else ())
+            query = select(r.c.id).where(r.c.last_seen_at > now - _LOOK_BACK_S)
+            recent.update(connection.scalars(query))
         self._known = known
-        return runs
+        with self._lock:
+            changed, self._changed = self._changed, set()
+        return changed | recent
 
     def _want(
         self, connection: Connection, run_id: str, targets: Iterable[Target], now: float
@@ -252,16 +255,13 @@ class Notifier:
         error = ""
         try:
             self._deliver(parcel.target.url, parcel.message)
-        except NotDelivered as why:
+        except (NotDelivered, BadTarget) as why:
             error = str(why)
-        except BadTarget as why:
-            error = str(why)
-        except ImportError as why:
-            error = f"the package {why.name} is not installed: pip install 'rankscope[notify]'"
         except Exception as why:
-            # A service's library may raise whatever it likes.
+            # A service's library may raise whatever it likes; it is noted and tried again as any
+            # other failure.
             _logger.debug("%s cannot be told", parcel.target.name, exc_info=True)
-            error = f"{type(why).__name__}"
+            error = f"{type(why).__name__}: {why}"[:_MOST_OF_ERROR]
         now = self._now()
         with writing(self._engine) as connection:
             for row, news in zip(parcel.rows, parcel.message.news, strict=True):

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import SplitResult, urlsplit, urlunsplit
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 import urllib3
 
@@ -51,10 +51,10 @@ def check(url: str) -> None:
     if scheme in _OURS:
         try:
             parts = urlsplit(url)
-            parts.port  # noqa: B018 - raises where it is none
+            host, port = parts.hostname, parts.port
         except ValueError as error:
             raise BadTarget(f"{scheme}://...: {error}") from error
-        if not parts.hostname:
+        if not host or port == 0:
             raise BadTarget(f"{scheme}://... names no host; write {scheme}://HOST:PORT/PATH")
         return
     _apprise(url)
@@ -69,7 +69,7 @@ def masked(url: str) -> str:
         return f"{parts.scheme}://{host}{hidden}"
     try:
         shown: str = _apprise(url).url(privacy=True)
-    except (BadTarget, ImportError):
+    except BadTarget:
         return f"{_scheme(url)}://..."
     return shown.partition("?")[0]
 
@@ -82,8 +82,7 @@ def deliver(url: str, message: Message, *, now: float | None = None) -> None:
 
     Raises:
         NotDelivered: it could not be told.
-        BadTarget: its address cannot be used.
-        ImportError: the package for it is not there.
+        BadTarget: its address cannot be used, or not without a package that is missing.
     """
     scheme = _scheme(url)
     if scheme in ("webhook", "webhooks"):
@@ -117,7 +116,8 @@ def _post(url: str, path: str, body: Any, headers: Mapping[str, str]) -> None:
     given = {"Content-Type": "application/json", **headers}
     if parts.username is not None:
         given |= urllib3.make_headers(
-            basic_auth=f"{parts.username}:{parts.password or ''}", user_agent="rankscope"
+            basic_auth=f"{unquote(parts.username)}:{unquote(parts.password or '')}",
+            user_agent="rankscope",
         )
     try:
         with urllib3.PoolManager(retries=False, timeout=_TIMEOUT_S) as pool:
@@ -194,8 +194,12 @@ class _Said(logging.Handler):
 
 
 def _apprise(url: str) -> Any:
-    import apprise
-
+    try:
+        import apprise
+    except ImportError as error:
+        raise BadTarget(
+            f"{_scheme(url)}://... needs the package apprise: pip install 'rankscope[notify]'"
+        ) from error
     with _Said():
         try:
             service = apprise.Apprise.instantiate(url, suppress_exceptions=False)
@@ -210,6 +214,7 @@ def _apprise(url: str) -> Any:
 
 
 def _by_apprise(url: str, message: Message) -> None:
+    service = _apprise(url)
     import apprise
 
     kinds = {
@@ -218,7 +223,6 @@ def _by_apprise(url: str, message: Message) -> None:
         "warning": apprise.NotifyType.WARNING,
         "critical": apprise.NotifyType.FAILURE,
     }
-    service = _apprise(url)
     with _Said() as said:
         # The service itself: `Apprise.notify` hands it to threads of its own.
         delivered = service.notify(

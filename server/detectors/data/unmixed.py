@@ -59,6 +59,7 @@ class UnmixedState:
     """
 
     recent: deque[tuple[int, float]]
+    shares: deque[float]
     last: deque[float]
     judged: int = 0
     spread: float = 0.0
@@ -140,7 +141,9 @@ class Unmixed(Detector[UnmixedState]):
 
     def start(self) -> UnmixedState:
         """Nothing seen yet."""
-        return UnmixedState(deque(maxlen=_REMEMBERED), deque(maxlen=BLOCK))
+        return UnmixedState(
+            deque(maxlen=self.policy.size), deque(maxlen=_REMEMBERED), deque(maxlen=BLOCK)
+        )
 
     def advance(self, window: Window, state: UnmixedState) -> Outcome:
         """Takes the shares step by step."""
@@ -159,7 +162,8 @@ class Unmixed(Detector[UnmixedState]):
             if self._one_class(step, row["target_share"], state):
                 continue
             state.recent.append((step, row["target_share"]))
-            shares = [share for _, share in state.recent][-self.policy.size :]
+            state.shares.append(row["target_share"])
+            shares = [share for _, share in state.recent]
             if row["target_share"] > 0 and "target_deviance" in row:
                 state.spread = row["target_deviance"] / row["target_share"]
             if (
@@ -169,8 +173,7 @@ class Unmixed(Detector[UnmixedState]):
             ):
                 state.watch.good(step)
                 continue
-            judged = list(state.recent)[-self.policy.size :]
-            first = next(at for at, share in judged if share < self.policy.share)
+            first = next(at for at, share in state.recent if share < self.policy.share)
             episode = state.watch.bad(step, median(shares), first_step=first)
             episode.facts = min(episode.facts, median(shares))
         findings = [_finding(e) for e in state.watch.take(window.last_step)]
@@ -191,7 +194,7 @@ class Unmixed(Detector[UnmixedState]):
         # Where several classes never met in a step their entropy is not known, nor needed.
         if state.spread > 0:
             enough = max(enough, math.ceil(policy.rare / expected))
-        newest = [share for _, share in state.recent][-enough:]
+        newest = list(state.shares)[-enough:]
         return len(newest) == enough and fmean(newest) < policy.share
 
     @staticmethod

@@ -23,6 +23,9 @@ SERIES = (
 )
 # Observations whose median is the size of gradients at the start, and that of the parameters.
 _FIRST, _AROUND = 10, 5
+# At 1 a decay takes back all that gradients add, and parameters stand still: what is twice that is
+# no decay that all of them have.
+_NOT_ALL = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,7 @@ class HeldPolicy(Policy):
         falling: Mann-Kendall Z below 0 from which on they may still fall.
         falls: the same from which on they do: one of 160 flat courses reaches it, and that ends it.
         takes: what a decay takes off beside what gradients agree on, from which on it holds the
-            parameters down while the loss still falls; at 1 they stand still, and at twice that
-            not all parameters have it.
+            parameters down while the loss still falls.
         looks: examinations in a row, one every 10 observations.
     """
 
@@ -137,7 +139,7 @@ class HeldState:
         if held and not self.adam:
             # What gradients share of their direction is the root of their cosine of their size.
             takes = self.decay * now / (size * math.sqrt(cosine))
-        strong = policy.takes <= takes <= 2.0
+        strong = policy.takes <= takes <= _NOT_ALL
         if held and not strong:
             blocks = [median(losses[at : at + BLOCK]) for at in range(0, len(losses), BLOCK)]
             known = self.watch.open(step) is not None

@@ -1,5 +1,7 @@
 """Real receivers: SMTP, a webhook, what an Alertmanager takes."""
 
+import base64
+import sys
 from datetime import datetime
 
 import pytest
@@ -32,11 +34,11 @@ def test_a_mail_arrives():
 
 def test_a_webhook_gets_json_and_the_name_that_is_in_its_address():
     with hook() as receiver:
-        deliver(f"webhook://me:secret@127.0.0.1:{receiver.port}/a/b?c=d", MESSAGE)
+        deliver(f"webhook://me:a%40b@127.0.0.1:{receiver.port}/a/b?c=d", MESSAGE)
     [(path, body)] = receiver.taken
     assert (path, body) == ("/a/b?c=d", MESSAGE.json)
     [headers] = receiver.headers
-    assert headers["authorization"].startswith("Basic ")
+    assert base64.b64decode(headers["authorization"].removeprefix("Basic ")) == b"me:a@b"
     assert headers["idempotency-key"] == MESSAGE.id
 
 
@@ -106,6 +108,18 @@ def test_an_address_that_is_none_is_refused_without_its_secrets(url, said):
     with pytest.raises(BadTarget, match=said) as why:
         check(url)
     assert "secret" not in str(why.value)
+
+
+def test_without_apprise_webhooks_work_and_the_others_say_what_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    url = "mailto://me:secret@h.org?to=x@y.org"
+    for call in (check, lambda url: deliver(url, MESSAGE)):
+        with pytest.raises(BadTarget, match="rankscope\\[notify\\]"):
+            call(url)
+    assert masked(url) == "mailto://..."
+    with hook() as receiver:
+        deliver(f"webhook://127.0.0.1:{receiver.port}/", MESSAGE)
+        assert receiver.taken
 
 
 @pytest.mark.parametrize(
