@@ -6,9 +6,10 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import SQLAlchemyError
@@ -27,7 +28,6 @@ _logger = logging.getLogger(__name__)
 
 # What another server wrote, or was due meanwhile, is looked for that often.
 _PERIOD_S = 2.0
-_MOST_OF_ERROR = 300
 # Targets are told side by side, each of one thing at a time.
 _AT_ONCE = 8
 # Longer than any transport takes: a server that died while it told somebody is replaced then.
@@ -127,8 +127,7 @@ class Notifier:
         try:
             if targets:
                 for run in sorted(runs):
-                    with writing(self._engine) as connection:
-                        self._want(connection, run, targets.values(), now)
+                    self._want(run, targets.values(), now)
                     runs.discard(run)
         finally:
             if targets:
@@ -158,41 +157,62 @@ class Notifier:
             changed, self._changed = self._changed, set()
         return changed | recent
 
-    def _want(
-        self, connection: Connection, run_id: str, targets: Iterable[Target], now: float
-    ) -> None:
-        """Notes what each target is to be told of a run."""
-        run = _key(connection, run_id)
-        if run is None:
+    def _want(self, run_id: str, targets: Iterable[Target], now: float) -> None:
+        """Notes what each target is to be told of a run; a run that cannot be read stops no other.
+
+        Mostly that is nothing: no transaction that writes is begun then, for which batches wait.
+        """
+        try:
+            with reading(self._engine) as connection:
+                run = _key(connection, run_id)
+                if run is None:
+                    return
+                told = notifications.of_run(connection, run=run.key)
+                new = self._new(connection, run, run_id, told, targets, now)
+        except SQLAlchemyError:
+            raise
+        except Exception:
+            self._health.count("notification_failures")
+            _logger.exception("nobody is told of run %s until it changes again", run_id)
             return
-        key, project = run
-        told = notifications.of_run(connection, run=key)
-        roots, quiet = _alerts(connection, key, run_id, now)
-        wanted = [
-            (alert.id, target.id)
-            for alert in roots
-            for target in targets
-            if what_to_tell(
-                alert,
-                target,
-                project=project,
-                quiet=alert.id in quiet,
-                before=told.get((alert.id, target.id)),
-            )
-        ]
-        # Of what waits already, or was given up, nothing more is noted.
-        new = [one for one in wanted if one not in told or told[one].wanted_at is None]
-        for target_id in {target_id for _, target_id in new}:
-            last = max(
-                (t.told_at or 0.0 for t in told.values() if t.target == target_id), default=0
-            )
-            notifications.want(
-                connection,
-                [one for one in new if one[1] == target_id],
-                run=key,
-                due_at=max(now + self._first_wait, last + self._between),
-                now=now,
-            )
+        if not new:
+            return
+        with writing(self._engine) as connection:
+            for target, alert_ids in new.items():
+                last = max(
+                    (t.told_at or 0.0 for (_, at), t in told.items() if at == target), default=0
+                )
+                notifications.want(
+                    connection,
+                    [(alert, target) for alert in alert_ids],
+                    run=run.key,
+                    due_at=max(now + self._first_wait, last + self._between),
+                    now=now,
+                )
+
+    def _new(
+        self,
+        connection: Connection,
+        run: Any,
+        run_id: str,
+        told: Mapping[tuple[str, str], Notification],
+        targets: Iterable[Target],
+        now: float,
+    ) -> dict[str, list[str]]:
+        """Ids of the alerts that each target, by id, is to be told something new of."""
+        roots, quiet = _alerts(connection, run.key, run_id, now)
+        new: dict[str, list[str]] = {}
+        for target in targets:
+            for alert in roots:
+                before = told.get((alert.id, target.id))
+                # Of what waits already, or was given up, nothing more is noted.
+                if before is not None and before.wanted_at is not None:
+                    continue
+                if what_to_tell(
+                    alert, target, project=run.project, quiet=alert.id in quiet, before=before
+                ):
+                    new.setdefault(target.id, []).append(alert.id)
+        return new
 
     def _tell(
         self, target_id: str, target: Target | None, of_runs: dict[int, list[Notification]]
@@ -213,8 +233,10 @@ class Notifier:
                     notifications.dropped(connection, [r for r in rows if r not in sent])
                 if parcel is not None:
                     self._send(parcel)
-            except SQLAlchemyError:
-                _logger.exception("what %s was told could not be noted: told again", target_id)
+            except Exception:
+                # What is claimed is due again some minutes later; the other runs are told now.
+                self._health.count("notification_failures")
+                _logger.exception("telling %s of run %d failed: it is tried again", target_id, run)
 
     def _parcel(
         self,
@@ -261,7 +283,8 @@ class Notifier:
             # A service's library may raise whatever it likes; it is noted and tried again as any
             # other failure.
             _logger.debug("%s cannot be told", parcel.target.name, exc_info=True)
-            error = f"{type(why).__name__}: {why}"[:_MOST_OF_ERROR]
+            # Not what it says: addresses with their secrets are in such texts.
+            error = type(why).__name__
         now = self._now()
         with writing(self._engine) as connection:
             for row, news in zip(parcel.rows, parcel.message.news, strict=True):
@@ -289,10 +312,10 @@ class Notifier:
             self._health.count("notifications")
 
 
-def _key(connection: Connection, run_id: str) -> tuple[int, str] | None:
+def _key(connection: Connection, run_id: str) -> Any:
+    """The run's `key` and `project`; None where there is none of that id."""
     r = schema.run
-    row = connection.execute(select(r.c.key, r.c.project).where(r.c.id == run_id)).first()
-    return None if row is None else (row.key, row.project)
+    return connection.execute(select(r.c.key, r.c.project).where(r.c.id == run_id)).first()
 
 
 def _alerts(

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import update
 
 from rankscope.server.health import Health
-from rankscope.server.notifications import transports
+from rankscope.server.notifications import notifier, transports
 from rankscope.server.notifications.notifier import Notifier
 from rankscope.server.storage import alerts, notifications, schema
 from rankscope.server.storage.engine import reading, writing
@@ -365,17 +365,73 @@ def test_a_run_that_is_deleted_meanwhile_is_no_news(telling):
         assert receiver.taken == []
 
 
+def test_a_run_that_cannot_be_read_stops_no_other(telling, monkeypatch):
+    add_run(telling.engine, 2, "heron")
+    roots = alerts.roots
+
+    def spoilt(connection, *, run, run_id):
+        if run_id == "heron":
+            raise ValueError("what is stored of it makes no sense")
+        return roots(connection, run=run, run_id=run_id)
+
+    monkeypatch.setattr(alerts, "roots", spoilt)
+    with hook() as receiver:
+        telling.target(url(receiver))
+        telling.notifier.changed("heron")
+        telling.put("a")
+        telling.round()
+        telling.round(after=11)
+        assert told(receiver) == [("a", "opened")]
+    assert telling.health.report()["counts"]["notification_failures"] == 1
+
+
+def test_a_run_that_cannot_be_told_stops_no_other(telling, monkeypatch):
+    add_run(telling.engine, 2, "heron")
+    with hook() as receiver:
+        telling.target(url(receiver))
+        put_alert(telling.engine, "b", run=2)
+        telling.notifier.changed("heron")
+        telling.put("a")
+        telling.round()
+
+        def spoilt(base, run):
+            if run == "heron":
+                raise ValueError("no such page")
+            return f"{base}/{run}"
+
+        monkeypatch.setattr(notifier, "link_to", spoilt)
+        telling.round(after=11)
+        assert told(receiver) == [("a", "opened")]
+        monkeypatch.undo()
+        telling.round(after=121)
+        assert told(receiver) == [("a", "opened"), ("b", "opened")]
+
+
+def test_what_changes_nothing_writes_nothing(telling, monkeypatch):
+    telling.target(url(Hook()))
+    telling.put("a", severity="info")
+    telling.round()
+    telling.put("a", severity="info")
+
+    def none(engine):
+        raise AssertionError("batches wait for this")
+
+    monkeypatch.setattr(notifier, "writing", none)
+    telling.round(after=11)
+    assert telling.rows == {}
+
+
 def test_the_thread_tells_by_itself(engine):
     add_run(engine, now=time.time())
-    notifier = Notifier(engine, address="http://h", first_wait=0.0)
+    telling = Notifier(engine, address="http://h", first_wait=0.0)
     with hook() as receiver:
         Telling(engine).target(url(receiver))
-        notifier.start()
+        telling.start()
         put_alert(engine, "a", opened_at=time.time())
-        notifier.changed("otter")
+        telling.changed("otter")
         deadline = time.monotonic() + 60
         while not receiver.taken:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        notifier.stop()
+        telling.stop()
         assert told(receiver) == [("a", "opened")]
