@@ -126,13 +126,27 @@ def given_to_the_loss(
     return Trace("given to the loss", seed, each, {series: values}, {series: there})
 
 
-def mixed(seed: int, *, share: float = 1.0, since: int = 100, steps: int = 300) -> Trace:
-    """Scatter of a step's targets over that of all so far, from step `since` on by this factor."""
+def mixed(
+    seed: int,
+    *,
+    share: float = 1.0,
+    since: int = 100,
+    steps: int = 300,
+    samples: float | None = None,
+) -> Trace:
+    """Scatter of a step's targets over that of all so far, from step `since` on by this factor.
+
+    Args:
+        samples: of each step, with the entropy of ten classes; None for not posted.
+    """
     random = np.random.default_rng(seed)
     each = np.arange(steps)
     course = np.where(each < since, 1.0, share) * np.ones((2, 1))
     shares = np.maximum(course + 0.05 * random.standard_normal((2, steps)), 0.0)
-    return Trace("mixed", seed, each, {"target_share": shares})
+    series = {"target_share": shares}
+    if samples is not None:
+        series |= {"samples": np.full((2, steps), samples), "target_deviance": 2.3 * shares}
+    return Trace("mixed", seed, each, series)
 
 
 def rare_class(

@@ -191,8 +191,9 @@ class Unmixed(Detector[UnmixedState]):
         # less than 8 m.
         expected = state.spread / 8 * samples
         enough = policy.size // 2
-        # Where several classes never met in a step their entropy is not known, nor needed.
-        if state.spread > 0:
+        # Where several classes never met in a step their entropy is not known, nor needed; and a
+        # rank that counts no samples says nothing of how many targets it has.
+        if expected > 0:
             enough = max(enough, math.ceil(policy.rare / expected))
         newest = list(state.shares)[-enough:]
         return len(newest) == enough and fmean(newest) < policy.share
