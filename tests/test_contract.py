@@ -74,6 +74,9 @@ FURTHER_ROUTES = """
     PUT /api/v1/projects/{project}/detectors
     PATCH /api/v1/projects/{project}/detectors
     GET /api/v1/runs/{run}/detectors
+    GET /api/v1/notifications
+    GET /api/v1/notifications/targets
+    POST /api/v1/notifications/targets/{target}/test
 """.split("\n")[1:-1]
 
 QUERIES = {
@@ -93,7 +96,7 @@ ALERT_FIELDS = """id run kind severity state title ranks tensors first_step last
 
 COMMAND_NAMES = "serve demo gate runs alerts report sync import export db token".split()
 # What has come since.
-COMMAND_NAMES += "compare show watch doctor check verify mcp".split()
+COMMAND_NAMES += "compare show watch doctor check verify mcp notify".split()
 
 
 def test_kinds():
