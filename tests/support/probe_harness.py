@@ -86,6 +86,9 @@ class Harness:
         for probe in self.probes:
             probe.prepare(self.facts)
 
+    def step_unseen(self):
+        """A step that is compiled into one graph, which probes cannot see."""
+
     def value(self, name, step=-1):
         return float(self.steps[step].scalars[name])
 

@@ -15,7 +15,7 @@ from rankscope import agent
 from rankscope.agent.delivery import process_exit, sender
 from rankscope.agent.delivery.pace import Pace
 from rankscope.agent.probes import amp, clipping, loss_sources
-from rankscope.agent.steps import hooks
+from rankscope.agent.steps import hooks, joined
 from rankscope.agent.wire import Event
 from tests.support import saboteur
 from tests.support.collector import Collector
@@ -104,7 +104,7 @@ def house(
     gc.collect()
     for watching in hooks._steppers:
         watching.end()
-    for module in (amp, clipping, loss_sources):
+    for module in (amp, clipping, joined, loss_sources):
         module._keep(lambda reference: False)
 
 
