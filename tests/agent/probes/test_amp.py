@@ -140,6 +140,7 @@ def test_steps_skipped_between_two_sampled_ones_are_counted():
         job.harness.close()
 
 
+@pytest.mark.usefixtures("nobody_else_listens")
 def test_the_scaler_is_given_back():
     before = torch.amp.GradScaler.step
     first, second = Job(), Job()
@@ -150,6 +151,7 @@ def test_the_scaler_is_given_back():
     assert torch.amp.GradScaler.step is before
 
 
+@pytest.mark.usefixtures("nobody_else_listens")
 def test_another_librarys_wrapper_stays():
     before = torch.amp.GradScaler.step
     calls = []
@@ -179,6 +181,7 @@ def test_another_librarys_wrapper_stays():
     assert torch.amp.GradScaler.step is before
 
 
+@pytest.mark.usefixtures("nobody_else_listens")
 def test_a_monitor_that_is_gone_keeps_nothing():
     before = torch.amp.GradScaler.step
     job = Job()

@@ -139,6 +139,7 @@ def test_a_single_tensor_is_clipped_as_without(job):
     assert job.step()["clip_coefficient"] == pytest.approx(0.5, rel=1e-4)
 
 
+@pytest.mark.usefixtures("nobody_else_listens")
 def test_torch_is_as_it_was_afterwards():
     names = ("_get_total_norm", "_clip_grads_with_norm_", "clip_grad_norm_")
     before = [getattr(clip_grad, n, None) for n in names]
