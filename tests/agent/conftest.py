@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from rankscope.agent.probes import amp, clipping, loss_sources
+from rankscope.agent.probes import loss_sources
 from rankscope.agent.probes.loss import Loss
-from rankscope.agent.steps import hooks, joined
+from tests.support import listening
 from tests.support.collector import Collector
 from tests.support.probe_harness import Harness
 from tests.support.sending import Posting, Rank
@@ -21,16 +20,8 @@ from tests.support.watching import Watching
 
 @pytest.fixture
 def nobody_else_listens() -> None:
-    """What earlier tests let go of or broke on purpose is notified of nothing more.
-
-    What listens to torch is held weakly, but the cycles of a failure hold it until they are
-    collected.
-    """
-    gc.collect()
-    for watching in hooks._steppers:
-        watching.end()
-    for module in (amp, clipping, joined):
-        module._keep(lambda reference: False)
+    """What earlier tests let go of or broke on purpose is notified of nothing more."""
+    listening.end_all()
 
 
 @pytest.fixture

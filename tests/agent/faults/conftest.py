@@ -14,10 +14,8 @@ import pytest
 from rankscope import agent
 from rankscope.agent.delivery import process_exit, sender
 from rankscope.agent.delivery.pace import Pace
-from rankscope.agent.probes import amp, clipping, loss_sources
-from rankscope.agent.steps import hooks, joined
 from rankscope.agent.wire import Event
-from tests.support import saboteur
+from tests.support import listening, saboteur
 from tests.support.collector import Collector
 
 CLOSE_SECONDS = 5.0
@@ -101,11 +99,7 @@ def house(
     made.monitors.clear()
     process_exit._reports.clear()
     import_module("rankscope.agent.attach")._monitors.clear()  # nobody may have attached
-    gc.collect()
-    for watching in hooks._steppers:
-        watching.end()
-    for module in (amp, clipping, joined, loss_sources):
-        module._keep(lambda reference: False)
+    listening.end_all()
 
 
 @pytest.fixture

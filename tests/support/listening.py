@@ -1,0 +1,18 @@
+"""What of the agent listens to torch's process-wide hooks."""
+
+import gc
+
+from rankscope.agent.probes import amp, clipping, loss_sources
+from rankscope.agent.steps import hooks, joined
+
+
+def end_all() -> None:
+    """Ends whatever listens still; torch is as it was.
+
+    What listens is held weakly, but the cycles of a failure hold it until they are collected.
+    """
+    gc.collect()
+    for watching in hooks._steppers:
+        watching.end()
+    for module in (amp, clipping, joined, loss_sources):
+        module._keep(lambda reference: False)
