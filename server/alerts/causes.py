@@ -14,7 +14,7 @@ from rankscope.agent import wire
 from rankscope.server.alerts.lifecycle import TIME_BASED, Transition
 from rankscope.server.alerts.onset import since
 from rankscope.server.alerts.rules import rules
-from rankscope.server.detectors.effects import BLUR, Rule
+from rankscope.server.detectors.effects import BLUR, EPISODE, SYMPTOMS, Rule
 from rankscope.server.window import Alert
 
 
@@ -114,6 +114,10 @@ def _fits(rule: Rule, root: Alert, consequence: Alert) -> bool:
     if rule.same_ranks and root.ranks and consequence.ranks:
         if not set(root.ranks) & set(consequence.ranks):
             return False
+    if rule.root_has and not root.evidence.get(rule.root_has):
+        return False
+    if root.kind in SYMPTOMS and _outlasts(consequence, root):
+        return False
     if rule.same_period and not _same_period(root, consequence):
         return False
     both_ways = _is(root.kind, rule.consequence) and _is(consequence.kind, rule.root)
@@ -135,6 +139,12 @@ def _same_period(root: Alert, consequence: Alert) -> bool:
     if not isinstance(distance, int | float) or not isinstance(period, int | float):
         return False
     return abs(period - distance) <= max(1.0, distance / 20)
+
+
+def _outlasts(consequence: Alert, root: Alert) -> bool:
+    """Whether a consequence has gone on without its root for longer than the root itself lasted."""
+    length = max(root.last_step - root.first_step, root.clear_after or 0, EPISODE)
+    return root.clear_after is not None and consequence.last_step > root.last_step + length
 
 
 def _end(rule: Rule, root: Alert) -> float:

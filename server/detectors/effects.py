@@ -9,6 +9,15 @@ from dataclasses import dataclass
 BLUR = 20
 # Disturbances of the loss that begin this close to each other are one episode.
 EPISODE = 100
+# Symptoms: how loss, accuracy, gradient, units, steps and time behave, and not what is wrong with
+# what they are made of. What one of them does ends with it: of what goes on long after, it is no
+# root that a reader could act upon, and would hide beneath something that is over what is not.
+SYMPTOMS = (
+    *("loss.spike", "loss.oscillating", "loss.diverging", "loss.plateau"),
+    *("gradient.oscillating", "gradient.exploding", "gradient.vanishing"),
+    *("rank.loss_outlier", "rank.gradient_outlier", "rank.straggler", "rank.starved"),
+    *("collective.slow", "layer.dead", "update.ratio", "accuracy.stalled", "batch.noise"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +35,7 @@ class Rule:
         same_ranks: whether they have to have a rank in common, where both name ranks.
         key: what the consequence's key begins with, where a kind has findings of several sorts.
         root_key: the same of the root's key.
+        root_has: name of what has to be in the root's evidence, and to be true.
         same_period: the consequence's `period` has to be the root's `distance`, in steps.
     """
 
@@ -38,4 +48,5 @@ class Rule:
     same_ranks: bool = True
     key: str = ""
     root_key: str = ""
+    root_has: str = ""
     same_period: bool = False

@@ -12,7 +12,7 @@ import numpy as np
 
 from rankscope.agent.wire import NO_SAMPLE, SAMPLE_DIGESTS
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.data import odd_inputs
+from rankscope.server.detectors.data import moved_inputs, odd_inputs
 from rankscope.server.detectors.data.input_sizes import SERIES as INPUT_SIZES
 from rankscope.server.detectors.data.input_sizes import InputSizes, title_of
 from rankscope.server.detectors.episode import Episode, Watch
@@ -145,6 +145,7 @@ class OutlierState:
     watch: Watch[Batches] = field(default_factory=lambda: Watch(clear_after=16))
     inputs: InputSizes = field(default_factory=InputSizes)
     odd_inputs: odd_inputs.OddInputs = field(default_factory=odd_inputs.OddInputs)
+    moved: moved_inputs.MovedInputs = field(default_factory=moved_inputs.MovedInputs)
 
 
 class DataOutlier(Detector[OutlierState]):
@@ -169,7 +170,9 @@ class DataOutlier(Detector[OutlierState]):
         one side of its median in the last 64 (16 at least), by a factor of 2 and by 8 robust
         standard deviations (0.02 at least), while the others moved less than a third as far.
         Or a rank's median over its first 16 lies apart from all others' by a factor of 5 (of two
-        ranks, 20), and these agree within the cube root of that distance. And
+        ranks, 20), and these agree within the cube root of that distance. Or the mean of all ranks
+        has moved so by a factor of 20, or of 2 where the median loss since then (of 4 to 32) lies
+        above that of the 32 before by a tenth and 3 of their robust standard deviations. And
         single ones, on one rank or on all: further from the median of the rank's last 64 (16 at
         least) than a factor of 5, 10 robust standard deviations and 3 times the furthest of these,
         and at most one of the 4 after it.
@@ -179,7 +182,8 @@ class DataOutlier(Detector[OutlierState]):
 
     Evidence:
         `steps`, `losses`, `others` (median of the ranks), `z`, `pattern`, `period`; of inputs
-        `factor` and `usual` (what they were before), of single ones `steps`, `factors` and
+        `factor` and `usual` (what they were before), with those of all ranks `loss_before` and
+        `loss_after`, of single ones `steps`, `factors` and
         `period` (0: none).
 
     Source:
@@ -237,6 +241,7 @@ class DataOutlier(Detector[OutlierState]):
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
         findings += tuple(state.inputs.take(window))
         findings += tuple(state.odd_inputs.take(window, INPUT_SIZES))
+        findings += tuple(state.moved.take(window, INPUT_SIZES))
         return Outcome({"data.outlier": _check(window, state, self.policy)}, findings)
 
     def _take(
@@ -461,6 +466,8 @@ def _check(window: Window, state: OutlierState, policy: OutlierPolicy) -> Check:
         return Check(Status.OPEN, f"{_finding(episode).title}.")
     for shifted in state.inputs.open(window.last_step):
         return Check(Status.OPEN, f"{title_of(shifted)}.")
+    if (moved := state.moved.watch.open(window.last_step)) is not None:
+        return Check(Status.OPEN, f"{moved_inputs.title_of(moved)}.")
     odd = state.odd_inputs.watch.open(window.last_step)
     if odd is not None:
         return Check(Status.OPEN, f"{odd_inputs.title_of(odd)}.")

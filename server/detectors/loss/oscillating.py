@@ -182,7 +182,8 @@ class LossOscillating(Detector[OscillatingState]):
         `period` (steps), `amplitude` (largest), `amplitude_now`, `lag_one`, `peak_share`,
         `growth`, `trend`, `progress`, `scale` (observations in one value), `windows`, and where
         they apply `lr_before`, `lr_after`, `lr_step`; of series that are posted the range of their
-        medians by place within the period, `lr_range` and so on.
+        medians by place within the period, `lr_range` and so on; `recurs` where a fault of the
+        data or the schedule does.
 
     Source:
         Fisher (1929) and Mann-Kendall; epoch folding (Leahy et al. 1983); stability limits 2 / lr
@@ -440,6 +441,7 @@ class LossOscillating(Detector[OscillatingState]):
                 "scale": incident.scale,
                 "windows": incident.windows,
                 **(incident.rise or {}),
+                **({"recurs": True} if other.odd else {}),
                 **{f"{name}_range": list(both) for name, both in other.ranges.items()},
             },
         )

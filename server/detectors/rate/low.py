@@ -89,6 +89,7 @@ class LowState:
 
     Attributes:
         drop: step at which the rate fell, the losses just before, and how many came since.
+        lowest: least mean of the last losses so far.
     """
 
     last: deque[float]
@@ -107,6 +108,7 @@ class LowState:
     drop: int = -1
     drop_losses: tuple[float, ...] = ()
     since_drop: int = 0
+    lowest: float = math.inf
     watch: Watch[Slow] = field(default_factory=lambda: Watch(clear_after=_STRIDE))
 
 
@@ -114,15 +116,16 @@ class RateTooLow(Detector[LowState]):
     """The learning rate is too small for anything to be learned, from the start or all at once.
 
     Statistic:
-        From the start: after 200 losses the mean of the last 100 is less than 5 % below that of
-        the first 50, the median update of 10 sampled steps or more is above 0 and below 1e-5 of
-        the parameters, and the accuracy, where there is one, is 0.6 or less. Or it is below 0.02
-        over the number of steps, and the share of the deviance that the answers explain (its
+        From the start: after 200 losses the mean of the last 100 is less than 5 % below that of the
+        first 50, and none before was a tenth below it (a rate by which a loss fell that has risen
+        again is not too low), the median update of 10 sampled steps or more is above 0 and below
+        1e-5 of the parameters, and the accuracy, where there is one, is 0.6 or less. Or it is below
+        0.02 over the number of steps, and the share of the deviance that the answers explain (its
         median over the last 100) is 0.01 or less, while the rate does not rise. All at once: it
-        falls to 1 % of its peak or less within 60 losses while the loss was falling (by more than
-        3 % of the progress made over the 60 before) and above a tenth of its start; 100 losses
-        later less than an eighth of that has been gained. Steady decay is neither: it leaves the
-        loss time to settle.
+        falls to 1 % of its peak or less within 60 losses while the loss was falling (by more than 3
+        % of the progress made over the 60 before) and above a tenth of its start; 100 losses later
+        less than an eighth of that has been gained. Steady decay is neither: it leaves the loss
+        time to settle.
 
     Severity:
         Warning; never more than info for losses that change their sign.
@@ -207,6 +210,8 @@ class RateTooLow(Detector[LowState]):
 
     def _judge(self, step: int, state: LowState) -> None:
         steps = step - state.progress.spacing.first + 1
+        if len(state.last) == self.policy.wait:
+            state.lowest = min(state.lowest, float(np.mean(state.last)))
         found = self._collapsed(steps, state) or self._from_the_start(steps, state)
         if found is None:
             state.watch.good(step)
@@ -246,6 +251,8 @@ class RateTooLow(Detector[LowState]):
         update = median(state.updates)
         accuracy = float(np.mean(state.accuracies)) if state.accuracies else 0.0
         still = first - last <= self.policy.min_gain * abs(first)
+        # What it had reached was lost again by something else.
+        still &= first - state.lowest <= 2 * self.policy.min_gain * abs(first)
         # A rate that was high and has come down is the end of a schedule, not its beginning.
         limit = self.policy.small_update
         # A warm-up is on its way to a rate that teaches.

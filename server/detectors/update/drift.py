@@ -108,17 +108,17 @@ class UpdateDrift(Detector[DriftState]):
     on falling, while steps mean less and less and half precision nears its end.
 
     Statistic:
-        `weight_norm` (median of the last 5) after n steps, beside what it was after 3/4 n and
-        1/2 n, with 64 norms or more. Growth: above 10 times what it was at the start, and from
-        each of these to the next faster than n squared. (Steps of one size and one direction make
-        it grow with n, of one size and random directions with the root of n.) Fading: below a tenth
-        of the largest, and falling by more than the fourth root of n from each to the next. Over
-        after 50 steps. Held down: below half of the largest, while the last 100 losses do not fall
-        (Mann-Kendall Z above -1) and the gradients of consecutive samples have a median cosine of
-        0.3 or more and a tenth of their size at the start, at three examinations in a row: a
-        minimum has gradients that are noise. Or, of SGD, where the loss may fall: weight decay
-        times norm is half or more of what gradients agree on, their norm times the root of the
-        cosine.
+        `weight_norm` (median of the last 5) after n steps, beside what it was after 3/4 n and 1/2
+        n, with 64 norms or more. Growth: above 10 times what it was at the start, and from each of
+        these to the next faster than n squared. (Steps of one size and one direction make it grow
+        with n, of one size and random directions with the root of n.) Fading: below a tenth of the
+        largest, and falling by more than the fourth root of n from each to the next, until it is no
+        longer below that tenth. Over after 50 steps. Held down: below half of the largest, while
+        the last 100 losses do not fall (Mann-Kendall Z above -1) and the gradients of consecutive
+        samples have a median cosine of 0.3 or more and a tenth of their size at the start, at three
+        examinations in a row: a minimum has gradients that are noise. Or, of SGD, where the loss
+        may fall: weight decay times norm is half or more of what gradients agree on, their norm
+        times the root of the cosine.
 
     Severity:
         Warning; critical from 1,000 times what it was at the start on.
@@ -168,12 +168,16 @@ class UpdateDrift(Detector[DriftState]):
         policy, now, first_step = self.policy, median(state.newest), state.steps[0]
         powers = []
         # Between these points each, so that a single jump is no growth.
-        known = [state.before(share, step) for share in (0.5, 0.75)]
-        for (early, then), (late, norm) in pairwise([*known, (step, now)]):
+        points = [state.before(share, step) for share in (0.5, 0.75)]
+        for (early, then), (late, norm) in pairwise([*points, (step, now)]):
             passed = math.log((late - first_step) / max(early - first_step, 1))
             powers.append(math.log(norm / then) / passed if passed > 0 else 0.0)
         grows = exceeds(now, policy.grown * state.first) and min(powers) > policy.power
-        fades = exceeds(policy.faded * state.worst, now) and max(powers) < -policy.falling
+        # What has faded is not back because nothing is left that could go on fading.
+        gone = exceeds(policy.faded * state.worst, now)
+        known = state.watch.open(step)
+        fading = known is not None and known.facts.now < known.facts.first
+        fades = gone and (fading or max(powers) < -policy.falling)
         if not (grows or fades):
             state.watch.good(step)
             return
@@ -242,7 +246,7 @@ def _finding(episode: Episode[Drift], policy: DriftPolicy) -> Finding:
         )
     return episode.finding(
         kind="update.drift",
-        key="" if grows else "faded",
+        key="grown" if grows else "faded",
         severity="critical" if facts.now > policy.far * facts.first else "warning",
         title=title,
         stage="parameters",

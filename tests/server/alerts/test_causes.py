@@ -274,6 +274,56 @@ CASES = {
         alert("lr.too_high", 60),
         True,
     ),
+    "units that were dead for a while, and a loss that never falls": (
+        alert("layer.dead", 200, last_step=240, clear_after=8, state="resolved"),
+        alert("loss.plateau", 0, seen_step=220, last_step=1000),
+        False,
+    ),
+    "a jump that is over, and units that stay dead": (
+        alert("loss.spike", 200, last_step=210, clear_after=16, state="resolved"),
+        alert("layer.dead", 205, last_step=1000),
+        False,
+    ),
+    "the same while nobody can say yet whether they stay": (
+        alert("loss.spike", 200, last_step=210, clear_after=16, state="resolved"),
+        alert("layer.dead", 205, last_step=300),
+        True,
+    ),
+    "a swing of half a run, and a plateau a little longer": (
+        alert("loss.oscillating", 200, last_step=600, clear_after=60, state="resolved"),
+        alert("loss.plateau", 220, seen_step=400, last_step=980),
+        False,
+    ),
+    "what is not finite, and units that stay dead": (
+        alert("loss.nonfinite", 200, last_step=210, clear_after=16, state="resolved"),
+        alert("layer.dead", 205, last_step=1000),
+        True,
+    ),
+    "a weight decay, and the swing of what it leaves": (
+        forever("update.drift", 30, key="held"),
+        alert("loss.oscillating", 80, last_step=143, clear_after=115),
+        True,
+    ),
+    "a swing, and a weight decay that it does not make": (
+        forever("loss.oscillating", 80),
+        alert("update.drift", 150, key="faded"),
+        False,
+    ),
+    "steps that are too large, and parameters that grow with them": (
+        forever("lr.too_high", 80),
+        alert("update.drift", 90, key="grown"),
+        True,
+    ),
+    "broken batches that recur, and the mean that rose with them": (
+        forever("loss.oscillating", 147, evidence={"period": 20, "recurs": True}),
+        forever("loss.diverging", 70, seen_step=130),
+        True,
+    ),
+    "inputs of another size, and the loss that rose with them": (
+        forever("data.outlier", 160, key="inputs:all"),
+        forever("loss.diverging", 160, severity="critical"),
+        True,
+    ),
     "two episodes": (alert("loss.oscillating", 60), alert("loss.diverging", 161), False),
     "two spikes": (alert("loss.spike", 60), alert("loss.spike", 110), True),
     "two spikes far from each other": (alert("loss.spike", 60), alert("loss.spike", 111), False),

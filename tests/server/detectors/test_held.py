@@ -70,3 +70,19 @@ def test_a_decay_that_is_part_of_adams_gradient_is_not_what_a_step_takes_off():
 )
 def test_a_training_in_which_nothing_is_taken_back(healthy):
     assert run(**healthy) == ()
+
+
+def test_what_has_faded_away_is_not_back_because_nothing_is_left():
+    each = np.arange(STEPS)
+    norm = np.tile(4 * np.exp(-np.minimum(each, 120) / 20), (2, 1))
+    (alert,) = judge(Trace("faded", 0, each, {"weight_norm": norm}), [UpdateDrift()]).alerts
+    assert (alert.kind, alert.key, alert.state) == ("update.drift", "faded", "open")
+    assert alert.last_step == STEPS - 1
+
+
+def test_what_has_faded_and_is_back_is_over():
+    each = np.arange(STEPS)
+    norm = np.tile(np.where(each < 160, 4 * np.exp(-np.minimum(each, 120) / 20), 4), (2, 1))
+    (alert,) = judge(Trace("faded", 0, each, {"weight_norm": norm}), [UpdateDrift()]).alerts
+    assert alert.state == "resolved"
+    assert 155 <= alert.last_step <= 165

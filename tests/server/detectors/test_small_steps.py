@@ -10,12 +10,15 @@ from tests.support.traces import Trace
 STEPS = 440
 
 
-def alerts(*, update=3e-5, explained=-0.05, gain=0.0, warm=False, until=STEPS, seed=0):
+def alerts(*, update=3e-5, explained=-0.05, gain=0.0, warm=False, until=STEPS, lost=False, seed=0):
     random = np.random.default_rng(seed)
     shape = 2, STEPS
     loss = (
         1.4 * (1 - gain * np.linspace(0, 1, STEPS)) * np.exp(0.05 * random.standard_normal(shape))
     )
+    if lost:
+        # It falls by a third, until something puts it back at step 250.
+        loss[:, :250] *= 1 - np.linspace(0, 1 / 3, 250)
     series = {
         "loss": loss,
         "lr": 1e-5 * (1 + np.arange(STEPS) * warm) * np.ones(shape),
@@ -50,6 +53,7 @@ def test_what_is_said_of_it_stays_once_it_is_over():
         {"explained": None},
         {"gain": 0.3},
         {"warm": True},
+        {"lost": True},
     ],
 )
 def test_not_where_the_steps_suffice_or_something_is_known(other):

@@ -1,0 +1,188 @@
+"""Inputs that are of another size since a step, on every rank, and what the loss did then. Pure.
+
+No comparison of ranks shows what all of them read alike. Other data may well be of another size:
+it is a finding where the loss rose at that very step, or where no two kinds of data lie so far
+apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows, robust_sigma
+from rankscope.server.detectors.wording import if_several, number, sentences
+from rankscope.server.window import Float64, Window
+
+# Observations that say what is usual, at least and at most.
+_LEAST, _BACK = 16, 64
+# Consecutive observations beyond it; fewer are odd batches, which are another finding.
+_LASTS = 4
+# A forgotten or doubled normalisation is a factor of 2 or more; a forgotten division by 255 is one
+# that no other data explain, whatever the loss does.
+_FACTOR, _BEYOND = 2.0, 20.0
+# Standard deviations, of each of the consecutive observations; what sampled elements scatter by.
+_SIGMAS, _FLOOR = 8.0, 0.02
+# Losses before it, and since, that are compared: at least, and at most.
+_LOSSES, _MOST_LOSSES = 4, 32
+# A rise of the loss that counts: in standard deviations of those before, and as a share of them.
+_RISE, _SHARE = 3.0, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Inputs that are this many times as large as they were.
+
+    Attributes:
+        usual: root mean square before.
+        before, after: median losses; NaN where too few are known.
+    """
+
+    factor: float
+    usual: float
+    before: float
+    after: float
+
+
+@dataclass(slots=True)
+class MovedInputs:
+    """Follows the mean size of all ranks' inputs.
+
+    Attributes:
+        past: logarithms of the usual sizes.
+        last: steps and sizes that are held against them.
+        losses: step and mean over the ranks.
+    """
+
+    past: deque[float] = field(default_factory=lambda: deque(maxlen=_BACK))
+    last: deque[tuple[int, float]] = field(default_factory=deque)
+    losses: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=4 * _BACK))
+    watch: Watch[Moved] = field(default_factory=lambda: Watch(clear_after=8))
+    since: int = -1
+    baseline: tuple[float, ...] = ()
+
+    def take(self, window: Window, series: str) -> list[Finding]:
+        """Goes through a window; what was found."""
+        steps, rows = rank_rows(window, series)
+        at, means = mean_over_ranks(window, "loss")
+        losses = iter(zip(at.tolist(), means.tolist(), strict=True))
+        known = next(losses, None)
+        whole = (np.isfinite(rows) & (rows > 0)).all(axis=1)
+        for step, row in zip(steps[whole].tolist(), rows[whole], strict=True):
+            while known is not None and known[0] <= step:
+                self._loss(known)
+                known = next(losses, None)
+            self._size(step, float(np.log(row).mean()), float(np.ptp(np.log(row))))
+        while known is not None:
+            self._loss(known)
+            known = next(losses, None)
+        return [_finding(e, window.world_size) for e in self.watch.take(window.last_step)]
+
+    def _loss(self, one: tuple[int, float]) -> None:
+        if math.isfinite(one[1]):
+            self.losses.append(one)
+
+    def _size(self, step: int, size: float, apart: float) -> None:
+        self.last.append((step, size))
+        if len(self.last) < _LASTS:
+            return
+        oldest = self.last[0]
+        found = self._judged(apart)
+        if found is None:
+            self.watch.good(step)
+        else:
+            self.watch.bad(step, found, first_step=self.since).facts = found
+        self.last.popleft()
+        # What was found does not become usual while it lasts.
+        if found is None and (self.since < 0 or oldest[0] < self.since or self._settled(step)):
+            self.past.append(oldest[1])
+
+    def _settled(self, step: int) -> bool:
+        """Whether the losses since are enough to say that they have not risen."""
+        known = sum(self.since <= at <= step for at, _ in self.losses)
+        return known >= _MOST_LOSSES or len(self.losses) < _LOSSES
+
+    def _judged(self, apart: float) -> Moved | None:
+        if len(self.past) < _LEAST:
+            return None
+        past = np.array(self.past)
+        usual, sigma = float(np.median(past)), max(robust_sigma(past), _FLOOR)
+        moves = np.array([size for _, size in self.last]) - usual
+        same = bool((moves > 0).all() or (moves < 0).all())
+        least = float(np.abs(moves).min())
+        if not same or least <= max(math.log(_FACTOR), _SIGMAS * sigma) or apart > 0.5 * least:
+            # Of one rank alone, or two that went apart, others speak (`input_sizes`).
+            if not same or least <= 0.5 * math.log(_FACTOR):
+                self.since = -1
+            return None
+        if self.since < 0:
+            self.since = self.last[0][0]
+            before = [loss for at, loss in self.losses if at < self.since]
+            self.baseline = tuple(before[-_MOST_LOSSES:])
+        factor = math.exp(float(np.median(moves)))
+        return self._of_harm(factor, math.exp(usual))
+
+    def _of_harm(self, factor: float, usual: float) -> Moved | None:
+        known = self.watch.current
+        held = known is not None and known.first_step == self.since
+        if held and known is not None:
+            return Moved(factor, usual, known.facts.before, known.facts.after)
+        before: Float64 = np.array(self.baseline)
+        after = np.array([loss for at, loss in self.losses if at >= self.since][:_MOST_LOSSES])
+        enough = min(len(before), len(after)) >= _LOSSES
+        was, now = (
+            (float(np.median(before)), float(np.median(after))) if enough else (math.nan, math.nan)
+        )
+        rise = max(_RISE * robust_sigma(before), _SHARE * abs(was)) if enough else math.inf
+        if now - was > rise or max(factor, 1 / factor) >= _BEYOND:
+            return Moved(factor, usual, was, now)
+        return None
+
+
+def title_of(episode: Episode[Moved]) -> str:
+    """What has happened, in a line."""
+    factor = episode.facts.factor
+    times, size = (factor, "larger") if factor > 1 else (1 / factor, "smaller")
+    return f"All inputs are {number(times)} times {size} since step {episode.first_step}"
+
+
+def _finding(episode: Episode[Moved], world: int) -> Finding:
+    facts, step = episode.facts, episode.first_step
+    rose = facts.after > facts.before
+    return episode.finding(
+        kind="data.outlier",
+        key="inputs:all",
+        severity="warning",
+        title=title_of(episode),
+        stage="batch",
+        cause=sentences(
+            f"The inputs{if_several(world, ' of every rank')} had a root mean square of "
+            f"{number(facts.usual)} before step {step} and have had {number(facts.factor)} times "
+            "that since.",
+            f"The loss went from {number(facts.before)} to {number(facts.after)} with it."
+            if rose
+            else "",
+            "They are normalised otherwise, twice or not at all, decoded otherwise, or are other "
+            "data than what the model has learned from.",
+        ),
+        remedy=(
+            f"Print mean and standard deviation of the batches of steps {step - 1} and {step}, and "
+            "compare which files, sources and transforms they come from: the next shard, epoch, "
+            "stage of a curriculum or resume begins there. Where the change is meant, lower the "
+            "learning rate for it, or normalise each source by its own statistics."
+        ),
+        evidence={
+            "factor": facts.factor,
+            "usual": facts.usual,
+            **(
+                {"loss_before": facts.before, "loss_after": facts.after}
+                if math.isfinite(facts.before)
+                else {}
+            ),
+        },
+    )
