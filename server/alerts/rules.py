@@ -521,8 +521,14 @@ RULES = (
         why="a loss that rose again is where it began",
     ),
     Rule(
+        root=("lr.too_high",),
+        consequence=("loss.spike",),
+        earliest=-BLUR,
+        why="a step too far is a spike of the loss",
+    ),
+    Rule(
         root=("loss.diverging", "loss.spike"),
-        consequence=("generalization.gap",),
+        consequence=("generalization.gap", "accuracy.stalled"),
         earliest=-EPISODE,
         same_ranks=False,
         why="the training turned away from what it had reached",

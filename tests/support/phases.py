@@ -196,15 +196,20 @@ def one_class(
     return Trace("one class", seed, each, series, words=words)
 
 
-def dying(seed: int, *, update: float = 0.3, spread: float = 1.0) -> Trace:
+def dying(seed: int, *, update: float = 0.3, spread: float = 1.0, inputs: float = 1.0) -> Trace:
     """Units that die at step 120, after six steps that change the parameters by this much.
 
     Args:
         spread: scatter of the samples of a batch over their size.
+        inputs: their root mean square.
     """
     trace = layered(seed, fault="dead", every=1)
     updates = np.where((trace.steps > 110) & (trace.steps < 117), update, 1e-3)
-    made = {"update_ratio": updates, "input_spread": np.full(len(updates), spread)}
+    made = {
+        "update_ratio": updates,
+        "input_spread": np.full(len(updates), spread),
+        "input_rms": np.full(len(updates), inputs),
+    }
     series = {name: np.tile(values, (trace.ranks, 1)) for name, values in made.items()}
     present = {name: mask for name, mask in trace.present.items() if name not in series}
     return replace(trace, series={**trace.series, **series}, present=present)

@@ -45,6 +45,8 @@ class HighPolicy(RisePolicy):
         evidence: losses that are needed before anything is judged.
         near: largest distance in steps between a sign in the loss and what confirms it.
         least_cut, most_cut: smallest and largest factor of the remedy for a rate that did not rise.
+        large_inputs: root mean square of the inputs from which on they explain large steps, too:
+            networks are initialised for 1, pixels up to 255 have 100.
     """
 
     large_update: Share = 3e-2
@@ -55,15 +57,22 @@ class HighPolicy(RisePolicy):
     near: Steps = 200
     least_cut: Share = 0.01
     most_cut: Share = 0.3
+    large_inputs: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class High:
-    """The second sign, as it was when the first one was seen; `rise` is that of the rate."""
+    """The second sign, as it was when the first one was seen.
+
+    Attributes:
+        rise: of the rate.
+        inputs: their root mean square; NaN where it is not known.
+    """
 
     rate: float
     update: float
     rise: Mapping[str, float] | None
+    inputs: float = math.nan
 
 
 @dataclass(slots=True)
@@ -81,6 +90,7 @@ class HighState:
     normed: bool = False
     updates: list[tuple[int, float]] = field(default_factory=list)
     rates: list[tuple[int, float]] = field(default_factory=list)
+    inputs: deque[float] = field(default_factory=lambda: deque(maxlen=16))
     judged: dict[tuple[str, int], High | None] = field(default_factory=dict)
     current: tuple[str, int] | None = None
     last_step: int = -1
@@ -101,8 +111,8 @@ class RateTooHigh(Detector[HighState]):
         As the first sign has it; a sign that is but info is none.
 
     Evidence:
-        `sign` (its kind), `lr`, `update_ratio` where it is posted, and where the rate rose
-        `lr_before`, `lr_after`, `lr_step`.
+        `sign` (its kind), `lr`, `update_ratio` where it is posted, `input_rms` of large inputs, and
+        where the rate rose `lr_before`, `lr_after`, `lr_step`.
 
     Source:
         Stability needs a rate below 2 over the largest curvature (Cohen et al. 2021); the size of
@@ -112,7 +122,9 @@ class RateTooHigh(Detector[HighState]):
     kinds: ClassVar[tuple[str, ...]] = ("lr.too_high",)
     policies: ClassVar[type[Policy]] = HighPolicy
     needs: ClassVar[tuple[str, ...]] = ("loss", "lr")
-    wants: ClassVar[tuple[str, ...]] = ("grad_norm", "grad_norm_preclip", "update_ratio")
+    wants: ClassVar[tuple[str, ...]] = (
+        *("grad_norm", "grad_norm_preclip", "update_ratio", "input_rms"),
+    )
 
     policy: HighPolicy
 
@@ -140,13 +152,15 @@ class RateTooHigh(Detector[HighState]):
 
     def advance(self, window: Window, state: HighState) -> Outcome:
         """Asks the others, and looks at the rate and the updates before what they found."""
-        for step, row in together(window, "loss", "lr", "update_ratio", "grad_norm"):
+        for step, row in together(window, "loss", "lr", "update_ratio", "grad_norm", "input_rms"):
             state.total += math.isfinite(row.get("loss", math.nan))
             state.normed |= "grad_norm" in row
             if math.isfinite(row.get("lr", math.nan)):
                 state.rates.append((step, row["lr"]))
             if math.isfinite(row.get("update_ratio", math.nan)):
                 state.updates.append((step, row["update_ratio"]))
+            if math.isfinite(row.get("input_rms", math.nan)):
+                state.inputs.append(row["input_rms"])
         findings: list[Finding] = []
         answers = [detector.advance(window, memory) for detector, memory in state.parts]
         reported = [
@@ -195,7 +209,7 @@ def _second_sign(sign: Finding, state: HighState, policy: HighPolicy) -> High | 
         large, update = len(written) >= policy.updates, median(written)
     if rise is None and not large:
         return None
-    return High(known[-1][1] if known else math.nan, update, rise)
+    return High(known[-1][1] if known else math.nan, update, rise, median(state.inputs))
 
 
 def _check(
@@ -239,6 +253,20 @@ def _finding(sign: Finding, high: High, policy: HighPolicy) -> Finding:
             f"{sign.title}. A step changes the parameters by {number(high.update)} of their size; "
             "healthy trainings stay below 0.01."
         )
+    remedy = (
+        f"Restart before step {sign.first_step} with a learning rate of {number(usable)}, "
+        "and reach it by a warm-up of some hundred steps; clip the gradient to limit single steps."
+    )
+    if high.rise is None and high.inputs >= policy.large_inputs:
+        evidence["input_rms"] = high.inputs
+        cause += (
+            f" The inputs have a root mean square of {number(high.inputs)}, where networks are "
+            "initialised for 1: they are not normalised, and gradients are as much larger."
+        )
+        remedy = (
+            "Bring each input to a mean of 0 and a standard deviation of 1 first, with numbers "
+            f"from the training data. If it stays: {remedy[0].lower()}{remedy[1:]}"
+        )
     return Finding(
         kind="lr.too_high",
         severity=sign.severity,
@@ -247,11 +275,7 @@ def _finding(sign: Finding, high: High, policy: HighPolicy) -> Finding:
         last_step=sign.last_step,
         first_step=sign.first_step,
         cause=cause,
-        remedy=(
-            f"Restart before step {sign.first_step} with a learning rate of {number(usable)}, "
-            "and reach it by a warm-up of some hundred steps; clip the gradient to limit single "
-            "steps."
-        ),
+        remedy=remedy,
         clear_after=sign.clear_after,
         evidence=evidence,
     )

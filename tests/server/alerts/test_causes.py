@@ -324,6 +324,11 @@ CASES = {
         forever("loss.diverging", 160, severity="critical"),
         True,
     ),
+    "labels that changed, and an accuracy that stays where the loss has settled": (
+        forever("loss.diverging", 100),
+        alert("accuracy.stalled", 100, seen_step=299),
+        True,
+    ),
     "two episodes": (alert("loss.oscillating", 60), alert("loss.diverging", 161), False),
     "two spikes": (alert("loss.spike", 60), alert("loss.spike", 110), True),
     "two spikes far from each other": (alert("loss.spike", 60), alert("loss.spike", 111), False),
