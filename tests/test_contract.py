@@ -68,6 +68,7 @@ ROUTES = """
 """.split("\n")[1:-1]
 # What has come since.
 FURTHER_ROUTES = """
+    DELETE /api/v1/runs/{run}
     GET /api/v1/compare
     GET /api/v1/detectors
     GET /api/v1/projects/{project}/detectors

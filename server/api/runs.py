@@ -1,7 +1,8 @@
-"""`GET /runs`, `GET /runs/{run}`."""
+"""`GET /runs`, `GET /runs/{run}`, `DELETE /runs/{run}`."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -25,12 +26,14 @@ from rankscope.server.api.models import (
     Sampling,
     time_of,
 )
+from rankscope.server.api.problems import Problem
 from rankscope.server.api.verdict import summary
-from rankscope.server.storage import agents, alerts, attempts, runs, series
+from rankscope.server.storage import agents, alerts, attempts, pruning, runs, series
 from rankscope.server.storage.alerts import Findings
 from rankscope.server.storage.engine import reading
 
 router = APIRouter(tags=["runs"])
+_logger = logging.getLogger(__name__)
 
 Paging = Annotated[Page, Depends(paging(float, int))]
 
@@ -107,6 +110,26 @@ def get_run(engine: Database, run: RunId) -> RunDetail:
             late=row.late,
             given_up=row.given_up,
         ),
+    )
+
+
+@router.delete("/runs/{run}", status_code=204)
+def delete_run(engine: Database, run: RunId) -> None:
+    """Deletes a run that has ended, with all that belongs to it; this cannot be undone.
+
+    A run that is running is refused (409). It takes as long as the run is large; what was cut off
+    goes on when it is asked for again.
+    """
+    with reading(engine) as connection:
+        row = known_run(connection, run)
+    if not pruning.delete_run(engine, row.key):
+        raise Problem(
+            409,
+            f"run {run!r} is running: stop its job first; one of which nothing is heard any more "
+            "counts as lost within minutes, and can be deleted then",
+        )
+    _logger.info(
+        "run %r of project %r (key %d) is deleted, as was asked for", run, row.project, row.key
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -17,15 +18,23 @@ from rankscope.server.commands import client
 from rankscope.server.commands.database import add_url, age, database_text, file_text, shown
 from rankscope.server.detectors.wording import count
 from rankscope.server.settings import Settings, default_database
-from rankscope.server.storage import backup, damage, distribution, migrate, partitions, pruning
-from rankscope.server.storage.engine import open_engine
+from rankscope.server.storage import (
+    backup,
+    damage,
+    distribution,
+    migrate,
+    partitions,
+    pruning,
+    runs,
+)
+from rankscope.server.storage.engine import open_engine, reading
 
 # What of a damaged database is said.
 _SHOWN = 50
 
 
 def db(argv: Sequence[str]) -> int:
-    """`rankscope db upgrade|current|prune|partition|distribute|backup|restore|check`."""
+    """`rankscope db upgrade|current|prune|delete|partition|distribute|backup|restore|check`."""
     options = _parser().parse_args(argv)
     engine = None
     try:
@@ -90,6 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     prune.add_argument(
         "--dry-run", action="store_true", help="say what would go, and delete nothing"
     )
+    gone = action("delete", "delete single runs that have ended", _delete_runs)
+    gone.add_argument("runs", metavar="RUN", nargs="+", help="name of a run")
     action(
         "partition", "cut large tables into ranges of runs, for cheap pruning (PostgreSQL)", _cut
     )
@@ -122,6 +133,26 @@ def _prune(options: argparse.Namespace, engine: Engine) -> int:
             "database takes them for lost within minutes"
         )
     return client.OK
+
+
+def _delete_runs(options: argparse.Namespace, engine: Engine) -> int:
+    code = client.OK
+    for name in dict.fromkeys(options.runs):
+        with reading(engine) as connection:
+            row = runs.find_run(connection, name)
+        if row is None:
+            print(f"{name}: there is no such run", file=sys.stderr)
+            code = client.UNKNOWN_RUN
+        elif not pruning.delete_run(engine, row.key):
+            print(
+                f"{name}: it is running; stop its job, or wait until `rankscope serve` takes it "
+                "for lost",
+                file=sys.stderr,
+            )
+            code = code or client.FAILED
+        else:
+            print(f"{name} ({row.project}) deleted", flush=True)
+    return code
 
 
 def _cut(options: argparse.Namespace, engine: Engine) -> int:

@@ -1,11 +1,11 @@
-"""Deletes runs that ended long ago, with all that belongs to them."""
+"""Deletes runs that have ended, with all that belongs to them: one, or all that are old."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, Engine, Select, Table, delete, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, delete, select, tuple_
 
 from rankscope.server.storage import dialect, partitions, schema
 from rankscope.server.storage.engine import reading, writing
@@ -67,8 +67,16 @@ def prune(engine: Engine, *, seconds: float, project: str | None = None) -> Iter
             yield run
 
 
-def _delete(engine: Engine, run: int, seconds: float) -> bool:
-    """Deletes one run; False where it was heard of again."""
+def delete_run(engine: Engine, run: int) -> bool:
+    """Deletes one run that has ended; False where it is running, or was started again meanwhile.
+
+    In small transactions, as `prune` does. Its name is free again afterwards.
+    """
+    return _delete(engine, run, None)
+
+
+def _delete(engine: Engine, run: int, seconds: float | None) -> bool:
+    """Deletes one run that nothing was heard of for so long; False where it is no longer so."""
     r, n = schema.run, schema.run_name
     # Last of all the run itself: else what was cut off could not be found again.
     for table in [*belonging(), None]:
@@ -76,7 +84,9 @@ def _delete(engine: Engine, run: int, seconds: float) -> bool:
         while more:
             with writing(engine) as connection:
                 ended = (r.c.key == run) & (r.c.state != "running")
-                held = _old(connection, seconds).where(ended).with_for_update()
+                held = select(r.c.key).where(ended).with_for_update()
+                if seconds is not None:
+                    held = held.where(_unheard_of(connection, seconds))
                 if connection.execute(held).first() is None:
                     return False
                 if table is not None:
@@ -100,6 +110,11 @@ def _old(connection: Connection, seconds: float) -> Select[tuple[int, str, str, 
     r = schema.run
     return (
         select(r.c.key, r.c.id, r.c.project, r.c.last_seen_at, r.c.state)
-        .where(r.c.last_seen_at < dialect.clock(connection) - seconds)
+        .where(_unheard_of(connection, seconds))
         .order_by(r.c.last_seen_at)
     )
+
+
+def _unheard_of(connection: Connection, seconds: float) -> ColumnElement[bool]:
+    old: ColumnElement[bool] = schema.run.c.last_seen_at < dialect.clock(connection) - seconds
+    return old

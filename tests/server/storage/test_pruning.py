@@ -65,6 +65,54 @@ def test_old_runs_go_with_all_that_is_theirs(engine, monkeypatch):
     assert put(engine, "old", days_ago=0) not in (old, young)
 
 
+def test_one_run_goes_with_all_that_is_its_own(engine, monkeypatch):
+    gone, stays = put(engine, "gone", days_ago=0), put(engine, "stays", days_ago=0)
+    before = counts(engine)
+    monkeypatch.setattr(pruning, "_ROWS", 7)
+    assert pruning.delete_run(engine, gone)
+    assert counts(engine) == {k: n for k, n in before.items() if k[1] == stays}
+    # Neither its name nor its key is known any more.
+    with reading(engine) as connection:
+        assert runs.find_run(connection, "gone") is None
+    assert not pruning.delete_run(engine, gone)
+
+
+def test_a_run_that_is_started_again_while_it_is_deleted_stays(engine, monkeypatch):
+    key = put(engine, "again", days_ago=0)
+    some = pruning._delete_some
+
+    def start_again(connection, table, run):
+        r = schema.run
+        connection.execute(update(r).where(r.c.key == run).values(state="running"))
+        return some(connection, table, run)
+
+    monkeypatch.setattr(pruning, "_delete_some", start_again)
+    assert not pruning.delete_run(engine, key)
+    with reading(engine) as connection:
+        assert runs.find_run(connection, "again").key == key
+
+
+def test_single_runs_by_name(database_url, capsys):
+    assert db(["upgrade", "--db", database_url]) == 0
+    capsys.readouterr()
+    engine = open_engine(database_url)
+    for name in ("one", "two", "three"):
+        put(engine, name, days_ago=0)
+    r = schema.run
+    with writing(engine) as connection:
+        connection.execute(update(r).where(r.c.id == "two").values(state="running"))
+    assert db(["--db", database_url, "delete", "one", "three"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "one (digits) deleted",
+        "three (digits) deleted",
+    ]
+    assert db(["--db", database_url, "delete", "two"]) == 1
+    assert "two: it is running; stop its job" in capsys.readouterr().err
+    assert db(["--db", database_url, "delete", "two", "one"]) == 4
+    assert "one: there is no such run" in capsys.readouterr().err
+    engine.dispose()
+
+
 def test_a_run_that_is_heard_of_meanwhile_stays(engine, monkeypatch):
     key = put(engine, "old", days_ago=100)
     some = pruning._delete_some
