@@ -93,11 +93,11 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.run_events = RunEvents()
     app.state.counters = Counters()
     problems.install(app)
-    api = APIRouter(prefix="/api/v1")
+    api = APIRouter(prefix="/api/v1", responses=problems.RESPONSES)
     for module in _ROUTERS:
         api.include_router(module.router)
     app.include_router(api)
-    app.include_router(health.router)
+    app.include_router(health.router, responses=problems.RESPONSES)
     app.include_router(login.router)
 
     @app.get("/docs", include_in_schema=False)

@@ -24,6 +24,34 @@ _MAX_DETAIL = 2000
 RETRY_LATER = {"Retry-After": "5"}
 """Headers of a 503, by which whoever asked knows when to ask again."""
 
+# The shape of every error, for the OpenAPI document.
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "description": "An error, as RFC 9457 describes it.",
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "instance": {"type": "string"},
+        "errors": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"where": {"type": "string"}, "problem": {"type": "string"}},
+                "required": ["where", "problem"],
+            },
+        },
+    },
+    "required": ["type", "title", "status", "detail", "instance"],
+}
+_CONTENT = {CONTENT_TYPE: {"schema": _SCHEMA}}
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "What was asked for cannot be; it says why", "content": _CONTENT},
+    "503": {"description": "Not now: ask again later", "content": _CONTENT},
+}
+"""The errors that every route may answer with, for the OpenAPI document."""
+
 _logger = logging.getLogger(__name__)
 
 
