@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Query
 
-from rankscope.server import detectors
+from rankscope.server import clock, detectors
 from rankscope.server.alerts.verdict import Verdict, counted, judge, least_sampled, not_seen
 from rankscope.server.api import models
 from rankscope.server.api.deps import Database, RunId, known_run
@@ -146,7 +146,7 @@ def _unevaluated(row: Any) -> list[str]:
     """A reason to wait: data that no detector has seen yet."""
     if row.evaluated >= row.arrivals:
         return []
-    waiting = time.time() - row.last_seen_at
+    waiting = clock.now() - row.last_seen_at
     if waiting < _PATIENCE_S:
         return ["the newest data have not been evaluated yet; ask again in a second"]
     return [

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from sqlalchemy import Engine
 from sqlalchemy.engine import make_url
 
+from rankscope.server import clock
 from rankscope.server.evaluation.worker import Worker
 from rankscope.server.health import Health, Kept
 from rankscope.server.notifications.notifier import Notifier
@@ -76,12 +77,13 @@ class BackgroundThreads:
         self, settings: Settings, engine: Engine, run_events: RunEvents, health: Health
     ) -> None:
         self._compactor = Compactor(engine, health=health)
-        self._notifier = Notifier(engine, address=settings.address, health=health)
+        self._notifier = Notifier(engine, address=settings.address, now=clock.now, health=health)
         self._run_events = run_events
         self._worker = (
             Worker(
                 engine,
                 run_events.wake,
+                now=clock.now,
                 notify=self._changed,
                 given=settings.detectors,
                 health=health,

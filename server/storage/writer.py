@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from sqlalchemy import Engine
 
 from rankscope.agent import wire
+from rankscope.server import clock
 from rankscope.server.health import Health, Kept, Sparingly
 from rankscope.server.storage.dictionary import Dictionaries
 from rankscope.server.storage.engine import is_unable, why, writing
@@ -78,7 +78,7 @@ class Writer:
         """
         check(batch)
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(batch, time.time(), loop, loop.create_future())
+        waiting = _Waiting(batch, clock.now(), loop, loop.create_future())
         with self._arrived:
             if self._closed:
                 raise Closed
