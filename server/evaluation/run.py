@@ -33,6 +33,9 @@ _logger = logging.getLogger(__name__)
 # most.
 _SNAPSHOT_WORK_S = 1.0
 _SNAPSHOT_SHARE = 50.0
+# Batches of the first part of what there is to catch up with, and of any; and what a part is to
+# take, in seconds.
+_FIRST_BATCHES, _MOST_BATCHES, _PART_S = 64, 2000, 0.25
 
 
 class Renumbered(Exception):
@@ -89,6 +92,27 @@ class _Changes:
         self.transitions += folded.transitions
 
 
+@dataclass(slots=True)
+class _Part:
+    """How much of a run that has much to catch up with is read and evaluated at once.
+
+    A batch may hold one step or thousands, so that only the last part shows what the next one will
+    take: others wait for as long, and no part is interrupted.
+
+    Attributes:
+        batches: of the next part, at most.
+    """
+
+    batches: int = _FIRST_BATCHES
+
+    def took(self, seconds: float, *, more: bool) -> None:
+        """Adapts to what the last part took; one that was the last of its run says nothing."""
+        if seconds > _PART_S:
+            self.batches = max(1, int(self.batches * _PART_S / seconds))
+        elif more and seconds < _PART_S / 2:
+            self.batches = min(2 * self.batches, _MOST_BATCHES)
+
+
 class RunEvaluation:
     """One run in memory.
 
@@ -138,6 +162,7 @@ class RunEvaluation:
         self._stale = False
         self._evaluated_before = -1
         self._pace = dense_sampling.Pace()
+        self._part = _Part()
         # Seconds of work since the last snapshot, and what the last one cost.
         self._work = self._cost = 0.0
         self._since = time.perf_counter()
@@ -161,6 +186,7 @@ class RunEvaluation:
         deadline = self._since + slice_s
         more = True
         while more and not self._stopping.is_set():
+            began = time.perf_counter()
             with reading(self._engine) as connection:
                 if self._stored is None:
                     self._begin(connection)
@@ -168,6 +194,7 @@ class RunEvaluation:
                     connection,
                     run=self._key,
                     after=self._memory.arrival,
+                    limit=self._part.batches,
                     metrics=self._memory.aligner.metrics,
                     stages=self._memory.aligner.stages,
                     known=self._liveness,
@@ -183,6 +210,7 @@ class RunEvaluation:
                     raise Renumbered
             self._take(row, data, now, listening_since)
             self._count_work()
+            self._part.took(self._since - began, more=more)
             if self._since >= deadline:
                 break
         return more

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
@@ -38,7 +38,7 @@ _PAUSE_S = 5.0
 _MAX_RUNS = 256
 # Of a run that has much to catch up with, this much is done before it is the others' turn; a run
 # that has not got through the next part of it after this much processor time never will.
-_SLICE_S = 2.0
+_SLICE_S = 0.5
 _BUDGET_S = 60.0
 # How often partitions are made for the runs to come, where tables have any.
 _EXTEND_S = 3600.0
@@ -171,34 +171,63 @@ class Worker:
         with reading(self._engine) as connection:
             rows = evaluation.runs_to_evaluate(connection, now=now)
         held = self._leases.of([row.key for row in rows])
-        for row in rows:
-            lease = held.get(row.key)
-            if lease is None or self._stopping.is_set() or not self._failures.due(row.key):
-                continue
-            if (
-                row.arrivals == row.evaluated
-                and 0 <= now - self._seen_at.get(row.key, 0) < _QUIET_S
-            ):
-                continue
-            began = time.monotonic()
-            try:
-                with self._budget.spent():
-                    more |= self._evaluate(row, lease, now, slice_s)
-                self._seen_at[row.key] = now
-                self._failures.succeeded(row.key)
-            except Lost:
-                self._runs.pop(row.key, None)
-                self._leases.lost(row.key)
-                _logger.warning("run %s: another server has taken it over", row.id)
-            except (Exception, Overdue) as error:
-                if self._strict:
-                    raise
-                # What is in memory may be half done: it is built again from the database.
-                self._runs.pop(row.key, None)
-                took = time.monotonic() - began
-                self._failures.failed(row.key, f"run {row.id}", error, took=took)
+        followed, fresh, quiet = self._turns(rows, now)
+        for turn in (followed, fresh, quiet):
+            until = time.monotonic() + (math.inf if turn is followed else slice_s)
+            for number, row in enumerate(turn):
+                if self._stopping.is_set():
+                    break
+                if number and time.monotonic() > until:
+                    more |= turn is fresh
+                    break
+                lease = held.get(row.key)
+                if lease is not None and self._failures.due(row.key):
+                    more |= self._attend(row, lease, now, slice_s)
         self._forget({row.key for row in rows})
         self._swept_at = self._now()
+        return more
+
+    def _turns(
+        self, rows: Sequence[RunRow], now: float
+    ) -> tuple[list[RunRow], list[RunRow], list[RunRow]]:
+        """Runs that were evaluated before and have new data; new runs; those that may be silent.
+
+        However many runs come at once, or never end, none that is followed waits for more than a
+        part of the others. Who is nearly up to date does not wait for who has much to catch up
+        with, and who has been looked at last comes last.
+        """
+        seen = self._seen_at
+        followed = [r for r in rows if r.key in seen and r.arrivals > r.evaluated]
+        fresh = [r for r in rows if r.key not in seen]
+        quiet = [
+            r
+            for r in rows
+            if r.key in seen and r.arrivals == r.evaluated and not 0 <= now - seen[r.key] < _QUIET_S
+        ]
+        followed.sort(key=lambda row: row.arrivals - row.evaluated)
+        quiet.sort(key=lambda row: seen[row.key])
+        return followed, fresh, quiet
+
+    def _attend(self, row: RunRow, lease: Lease, now: float, slice_s: float) -> bool:
+        """Evaluates a run; whether it has more to catch up with. What fails, fails alone."""
+        began = time.monotonic()
+        more = False
+        try:
+            with self._budget.spent():
+                more = self._evaluate(row, lease, now, slice_s)
+            self._seen_at[row.key] = now
+            self._failures.succeeded(row.key)
+        except Lost:
+            self._runs.pop(row.key, None)
+            self._leases.lost(row.key)
+            _logger.warning("run %s: another server has taken it over", row.id)
+        except (Exception, Overdue) as error:
+            if self._strict:
+                raise
+            # What is in memory may be half done: it is built again from the database.
+            self._runs.pop(row.key, None)
+            took = time.monotonic() - began
+            self._failures.failed(row.key, f"run {row.id}", error, took=took)
         return more
 
     def _evaluate(self, row: RunRow, lease: Lease, now: float, slice_s: float) -> bool:

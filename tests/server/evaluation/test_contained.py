@@ -134,16 +134,17 @@ def test_a_run_that_cannot_be_evaluated_fails_alone(engine, monkeypatch, fails, 
 def test_a_run_that_has_much_to_catch_up_with_takes_turns(engine, monkeypatch):
     load = run_evaluation.evaluation.load_new
     monkeypatch.setattr(
-        run_evaluation.evaluation, "load_new", lambda *a, **o: load(*a, **o, limit=2)
+        run_evaluation.evaluation, "load_new", lambda *a, **o: load(*a, **o | {"limit": 2})
     )
     for seq in range(6):
         store(engine, "long", range(20 * seq, 20 * seq + 20), seq=seq)
     store(engine, "short")
     worker = Worker(engine, threading.Event(), strict=True)
+    # The long one came first, and there is time for one new run alone.
     assert worker.sweep(slice_s=0.0)
-    # The long one came first.
+    assert evaluated(engine) == set()
+    assert worker.sweep(slice_s=0.0)
     assert evaluated(engine) == {"short"}
-    assert worker.sweep(slice_s=0.0)
     while worker.sweep(slice_s=0.0):
         pass
     assert evaluated(engine) == {"long", "short"}
