@@ -1,0 +1,28 @@
+"""Real jobs that train well in ways that look like a fault, and the faults that they look like."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import healthy_jobs
+from tests.support.healthy_jobs import AT
+from tests.support.judged_job import judged_job
+
+pytestmark = pytest.mark.e2e
+
+SCRIPT = Path(healthy_jobs.__file__)
+
+
+def judged(name, steps, folder):
+    return judged_job(SCRIPT, name, str(steps), ranks=2, folder=folder)
+
+
+def test_a_bias_of_zeros_of_which_each_rank_owns_a_slice(tmp_path):
+    job = judged("column-bias", 100, tmp_path)
+    assert not job.alerts
+    assert job.checks["desync.gradients"].status == "ok"
+
+
+def test_one_that_all_ranks_hold_is_compared(tmp_path):
+    alert = judged("row-bias-fault", 100, tmp_path).alerts["desync.gradients"]
+    assert (alert.first_step, alert.tensors) == (AT, ["3.bias"])

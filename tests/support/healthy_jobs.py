@@ -1,0 +1,103 @@
+"""Jobs of two ranks that train well in ways that look like a fault, and the faults beside them.
+
+RANK=0 WORLD_SIZE=2 python healthy_jobs.py column-bias 100
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+from rankscope import agent
+
+AT = 61
+FEATURES, HIDDEN, CLASSES = 16, 64, 10
+
+
+class Copied(torch.autograd.Function):
+    """The same input on all ranks: each of them has a part of its gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.clone()
+        dist.all_reduce(gradient)
+        return gradient
+
+
+class Summed(torch.autograd.Function):
+    """A sum over all ranks."""
+
+    @staticmethod
+    def forward(ctx, x):
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Cut(nn.Module):
+    """A linear layer whose outputs, or inputs, are shared out among the ranks; biases of zeros."""
+
+    def __init__(self, inputs, outputs, *, by, generator):
+        super().__init__()
+        whole = torch.randn(outputs, inputs, generator=generator) / math.sqrt(inputs)
+        own = whole.chunk(dist.get_world_size(), 0 if by == "outputs" else 1)[dist.get_rank()]
+        self.by = by
+        self.weight = nn.Parameter(own.clone())
+        self.bias = nn.Parameter(torch.zeros(len(own)))
+
+    def forward(self, x):
+        if self.by == "outputs":
+            return functional.linear(Copied.apply(x), self.weight, self.bias)
+        return Summed.apply(functional.linear(x, self.weight)) + self.bias
+
+
+def tensor_parallel(steps, *, fault=False):
+    """By hand; with the fault rank 1 has another gradient of the bias that both ranks hold."""
+    drawn = torch.Generator().manual_seed(0)
+    net = nn.Sequential(
+        nn.LayerNorm(FEATURES),
+        Cut(FEATURES, HIDDEN, by="outputs", generator=drawn),
+        nn.GELU(),
+        Cut(HIDDEN, CLASSES, by="inputs", generator=drawn),
+    )
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    agent.attach(net, optimizer)
+    answers = torch.randn(FEATURES, CLASSES, generator=torch.Generator().manual_seed(1))
+    for step in range(steps):
+        x = torch.randn(32, FEATURES, generator=torch.Generator().manual_seed(100 + step))
+        optimizer.zero_grad()
+        functional.cross_entropy(net(x), (x @ answers).argmax(1)).backward()
+        if fault and step == AT and dist.get_rank() == 1:
+            net[3].bias.grad *= 2
+        optimizer.step()
+
+
+JOBS = {
+    "column-bias": tensor_parallel,
+    "row-bias-fault": lambda steps: tensor_parallel(steps, fault=True),
+}
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    JOBS[sys.argv[1]](int(sys.argv[2]))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
