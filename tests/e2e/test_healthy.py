@@ -26,3 +26,11 @@ def test_a_bias_of_zeros_of_which_each_rank_owns_a_slice(tmp_path):
 def test_one_that_all_ranks_hold_is_compared(tmp_path):
     alert = judged("row-bias-fault", 100, tmp_path).alerts["desync.gradients"]
     assert (alert.first_step, alert.tensors) == (AT, ["3.bias"])
+
+
+def test_an_autoencoder_that_leaves_most_units_unused(tmp_path):
+    job = judged("autoencoder", 250, tmp_path)
+    assert {kind for kind, alert in job.alerts.items() if alert.severity != "info"} == set()
+    alert = job.alerts["layer.dead"]
+    assert max(alert.evidence["shares"].values()) > 0.5
+    assert "is no worse for it" in alert.cause

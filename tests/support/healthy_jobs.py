@@ -6,13 +6,14 @@ RANK=0 WORLD_SIZE=2 python healthy_jobs.py column-bias 100
 from __future__ import annotations
 
 import math
-import os
 import sys
 
 import torch
 import torch.distributed as dist
+from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
 from rankscope import agent
 
@@ -86,7 +87,45 @@ def tensor_parallel(steps, *, fault=False):
         optimizer.step()
 
 
+def two_layers(inputs, hidden, outputs):
+    return nn.Sequential(
+        *(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()),
+        nn.Linear(hidden, outputs),
+    )
+
+
+class Autoencoder(nn.Module):
+    """A variational one, much wider than its code."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = two_layers(64, 128, 4), two_layers(2, 128, 64)
+
+    def forward(self, x):
+        mean, spread = self.encoder(x).chunk(2, 1)
+        code = mean + torch.randn_like(mean) * (0.5 * spread).exp()
+        return self.decoder(code), mean, spread
+
+
+def autoencoder(steps):
+    images = torch.tensor(load_digits().data / 16, dtype=torch.float32)
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Autoencoder())
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    torch.manual_seed(1 + dist.get_rank())
+    agent.attach(model, optimizer)
+    for _ in range(steps):
+        x = images[torch.randint(0, len(images), (64,))]
+        made, mean, spread = model(x)
+        error = functional.binary_cross_entropy_with_logits(made, x, reduction="sum")
+        divergence = 0.5 * (mean.square() + spread.exp() - 1 - spread).sum()
+        optimizer.zero_grad()
+        ((error + divergence) / len(x)).backward()
+        optimizer.step()
+
+
 JOBS = {
+    "autoencoder": autoencoder,
     "column-bias": tensor_parallel,
     "row-bias-fault": lambda steps: tensor_parallel(steps, fault=True),
 }
