@@ -34,3 +34,10 @@ def test_an_autoencoder_that_leaves_most_units_unused(tmp_path):
     alert = job.alerts["layer.dead"]
     assert max(alert.evidence["shares"].values()) > 0.5
     assert "is no worse for it" in alert.cause
+
+
+@pytest.mark.parametrize(("name", "steps"), [("vanishing", 60), ("converged", 250)])
+def test_gradients_of_which_rounding_is_left(tmp_path, name, steps):
+    job = judged(name, steps, tmp_path)
+    assert "reduction.wrong" not in job.alerts
+    assert job.checks["reduction.wrong"].status == "ok"

@@ -124,7 +124,40 @@ def autoencoder(steps):
         optimizer.step()
 
 
+def vanishing(steps):
+    """So many sigmoids that the first layers' gradients are below the smallest normal number."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(60) for layer in (nn.Linear(16, 16), nn.Sigmoid())]
+    model = DistributedDataParallel(nn.Sequential(*layers, nn.Linear(16, CLASSES)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    agent.attach(model, optimizer)
+    for step in range(steps):
+        drawn = torch.Generator().manual_seed(1000 * dist.get_rank() + step)
+        x = torch.randn(32, 16, generator=drawn)
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), (x[:, 0] > 0).long()).backward()
+        optimizer.step()
+
+
+def converged(steps):
+    """All data at each step, in two micro-batches, to where the ranks' gradients cancel."""
+    drawn = torch.Generator().manual_seed(5 + dist.get_rank())
+    x = torch.randn(64, FEATURES, generator=drawn)
+    y = x[:, :4] + torch.randn(64, 4, generator=drawn)
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(FEATURES, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5)
+    agent.attach(model, optimizer)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        for half in (slice(None, 32), slice(32, None)):
+            (functional.mse_loss(model(x[half]), y[half]) / 2).backward()
+        optimizer.step()
+
+
 JOBS = {
+    "converged": converged,
+    "vanishing": vanishing,
     "autoencoder": autoencoder,
     "column-bias": tensor_parallel,
     "row-bias-fault": lambda steps: tensor_parallel(steps, fault=True),
