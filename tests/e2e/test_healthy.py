@@ -41,3 +41,15 @@ def test_gradients_of_which_rounding_is_left(tmp_path, name, steps):
     job = judged(name, steps, tmp_path)
     assert "reduction.wrong" not in job.alerts
     assert job.checks["reduction.wrong"].status == "ok"
+
+
+def test_a_seed_that_nothing_comes_of(tmp_path):
+    job = judged("loader", 100, tmp_path)
+    assert "rng.shared" not in job.alerts
+    assert job.checks["rng.shared"].status == "ok"
+
+
+@pytest.mark.parametrize("name", ["loader-dropout", "loader-workers"])
+def test_one_from_which_dropout_draws_or_the_seeds_of_workers(tmp_path, name):
+    alert = judged(name, 100, tmp_path).alerts["rng.shared"]
+    assert (alert.severity, alert.evidence["generator"]) == ("info", "rng/torch")

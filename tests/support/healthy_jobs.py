@@ -14,6 +14,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from rankscope import agent
 
@@ -155,7 +156,30 @@ def converged(steps):
         optimizer.step()
 
 
+def loaded(steps, *, dropout=0.0, workers=0):
+    """One seed on all ranks, and a loader in whose order each has samples of its own."""
+    torch.manual_seed(0)
+    x = torch.randn(320, FEATURES)
+    data = TensorDataset(x, (x[:, 0] > 0).long())
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=16, sampler=sampler, num_workers=workers)
+    model = DistributedDataParallel(
+        nn.Sequential(nn.Linear(FEATURES, 32), nn.Tanh(), nn.Dropout(dropout), nn.Linear(32, 2))
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    agent.attach(model, optimizer)
+    for epoch in range(steps // len(loader)):
+        sampler.set_epoch(epoch)
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+
+
 JOBS = {
+    "loader": loaded,
+    "loader-dropout": lambda steps: loaded(steps, dropout=0.2),
+    "loader-workers": lambda steps: loaded(steps, workers=1),
     "converged": converged,
     "vanishing": vanishing,
     "autoencoder": autoencoder,
