@@ -43,6 +43,16 @@ def test_gradients_of_which_rounding_is_left(tmp_path, name, steps):
     assert job.checks["reduction.wrong"].status == "ok"
 
 
+@pytest.mark.parametrize(("name", "steps"), [("mixed", 500), ("mixed-long", 420)])
+def test_samples_that_are_mixed_and_restarts_of_the_rate(tmp_path, name, steps):
+    job = judged(name, steps, tmp_path)
+    assert not {"accuracy.stalled", "loss.plateau"} & job.alerts.keys()
+    assert job.checks["accuracy.stalled"].status == "ok"
+    # Half of the targets have nearly no share in it.
+    accuracies = [value for value in job.collector.points("accuracy").values() if value == value]
+    assert sum(accuracies) / len(accuracies) > 0.7
+
+
 def test_a_seed_that_nothing_comes_of(tmp_path):
     job = judged("loader", 100, tmp_path)
     assert "rng.shared" not in job.alerts

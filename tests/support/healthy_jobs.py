@@ -176,7 +176,34 @@ def loaded(steps, *, dropout=0.0, workers=0):
             optimizer.step()
 
 
+def mixed(steps, *, rate=0.3, period=50, times=2):
+    """Two classes that overlap, samples mixed with each other, restarts of the learning rate."""
+    drawn = torch.Generator().manual_seed(7)
+    centres = 0.25 * torch.randn(2, 20, generator=drawn)
+    classes = torch.randint(0, 2, (20_000,), generator=drawn)
+    images = centres[classes] + torch.randn(20_000, 20, generator=drawn)
+    torch.manual_seed(0)
+    model = DistributedDataParallel(
+        nn.Sequential(nn.Linear(20, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 2))
+    )
+    torch.manual_seed(1 + 50 * dist.get_rank())
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, period, times)
+    agent.attach(model, optimizer)
+    for _ in range(steps):
+        chosen, other = torch.randint(0, len(images), (2, 32))
+        share = float(torch.distributions.Beta(0.2, 0.2).sample())
+        scores = model(share * images[chosen] + (1 - share) * images[other])
+        losses = [functional.cross_entropy(scores, classes[which]) for which in (chosen, other)]
+        optimizer.zero_grad()
+        (share * losses[0] + (1 - share) * losses[1]).backward()
+        optimizer.step()
+        schedule.step()
+
+
 JOBS = {
+    "mixed": mixed,
+    "mixed-long": lambda steps: mixed(steps, period=200, times=1),
     "loader": loaded,
     "loader-dropout": lambda steps: loaded(steps, dropout=0.2),
     "loader-workers": lambda steps: loaded(steps, workers=1),
