@@ -195,6 +195,8 @@ class SharedTensors:
             key = shared.ranks, tensor
             if tensor not in shared.beside_parts:
                 continue
+            if stage != "start" and key not in self._undecided:
+                continue
             held = [{int(picked[r].digests[place]) for r in ranks} for ranks in shared.classes]
             values = set.union(*held)
             sketch = picked[shared.ranks[0]].sketches
@@ -203,16 +205,15 @@ class SharedTensors:
                 constant = sketch is not None and _is_constant(sketch[place], math.prod(tensor[1]))
                 if len(values) == 1 and constant:
                     self._undecided[key] = values.pop()
-            elif key in self._undecided:
-                if len(values) == len(held) == sum(map(len, held)):
-                    self._slices.add(key)
-                elif len(values) > 1:
-                    pass
-                elif stage == "parameters" and values == {self._undecided[key]}:
-                    continue
-                elif stage != "parameters" and (sketch is None or not sketch[place].any()):
-                    continue
-                del self._undecided[key]
+                continue
+            trained = sketch is not None and bool(sketch[place].any())
+            if stage == "parameters":
+                trained = values != {self._undecided[key]}
+            if len(values) == 1 and not trained:
+                continue  # nothing shows it yet
+            if len(values) == len(held) == sum(map(len, held)):
+                self._slices.add(key)
+            del self._undecided[key]
 
     def _compared(
         self,
