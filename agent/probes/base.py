@@ -150,8 +150,8 @@ class Context:
         in_evaluation_mode: training passes are in evaluation mode (dropout and batch norm off).
         aside: seconds that probes spent inside the trainer's calls at the step in progress, beyond
             what they charge to a tier.
-        loader: samples in a batch, and batches, of the DataLoader that training iterates over;
-            zeros where there is none, or it does not know them.
+        loader: samples in a batch, batches and worker processes of the DataLoader that training
+            iterates over; zeros where there is none, or it does not know them.
         alone: neither the step before the one in progress nor the one after it is sampled.
         basic, signals, word, full, state: whether these sampling tiers are due at the step in
             progress. Where one of them is due, so are those before it.
@@ -188,7 +188,7 @@ class Context:
         self.gradients_not_finite: list[Callable[[bool], None]] = []
         self.in_evaluation_mode = False
         self.aside = 0.0
-        self.loader = (0, 0)
+        self.loader = (0, 0, 0)
         self.alone = False
         self.enter()
 

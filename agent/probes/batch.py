@@ -31,7 +31,7 @@ class Batch(Probe):
     """The digests `batch` and `batch/part`, which samples are in it, their number and size.
 
     The series are `samples`, `tokens`, `input_rms`, `input_spread`, `sample_elements`,
-    `samples_stored` and `loader_batches`.
+    `samples_stored`, `loader_batches` and `loader_workers`.
 
     Costs one pass over what the root module is given (tier `word`), at the moment it is given:
     a trainer may use the same memory for the next batch. At the steps in between at which `basic`
@@ -52,7 +52,8 @@ class Batch(Probe):
     the first tensor: of sequences their length shows in it. `samples_stored` is how many samples
     the memory holds of which that tensor is a view, posted where it is a part of it, and
     `loader_batches` the number of batches of the DataLoader that training iterates over, where its
-    batches are of this size: what there is to be learned from beside this batch. `input_spread` is
+    batches are of this size: what there is to be learned from beside this batch; `loader_workers`
+    is the number of its processes, where it has some. `input_spread` is
     how far the samples of the batch scatter around their mean, relative to their root mean square,
     of the same tensor as `input_rms` and over up to 64 samples: 0 where all are alike. Passes
     without gradients do not count, nor do those in evaluation mode as long as that is not the mode
@@ -73,7 +74,7 @@ class Batch(Probe):
         self._samples = 0
         self._tokens = 0
         # Of the last micro-batch.
-        self._elements = self._stored = self._batches = 0
+        self._elements = self._stored = self._batches = self._workers = 0
         self._sizes: list[torch.Tensor] = []
         self._spreads: list[torch.Tensor] = []
         self._seconds = 0.0
@@ -140,10 +141,12 @@ class Batch(Probe):
             ("sample_elements", self._elements),
             ("samples_stored", self._stored),
             ("loader_batches", self._batches),
+            ("loader_workers", self._workers),
         ):
             if value:
                 facts.scalars[series] = value
-        self._samples = self._tokens = self._elements = self._stored = self._batches = 0
+        self._samples = self._tokens = self._elements = 0
+        self._stored = self._batches = self._workers = 0
         self._rows, self._seconds = [], 0.0
         if rows and len(rows) < _MAX_WAITING:
             arriving = (r for r in rows if isinstance(r, Arrival))
@@ -157,7 +160,7 @@ class Batch(Probe):
             self._elements = held.numel() // rows
             stored = rows_stored(held)
             self._stored = stored if stored > rows else 0
-            size, batches = self.context.loader
+            size, batches, self._workers = self.context.loader
             self._batches = batches if size == rows else 0
         for tensor in given:
             if tensor.dim() == 2 and _is_whole(tensor):

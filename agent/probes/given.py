@@ -37,13 +37,14 @@ def rows_of(tensor: torch.Tensor) -> int:
     return int(shape[0]) if shape else 1
 
 
-def sizes_of(loader: Any) -> tuple[int, int]:
-    """Samples in a batch of a DataLoader and its batches; zeros where it does not know them."""
-    size = getattr(loader, "batch_size", None)
+def sizes_of(loader: Any) -> tuple[int, int, int]:
+    """Samples in a batch of a DataLoader, its batches and workers; zeros for what is not known."""
+    size, workers = (getattr(loader, name, None) for name in ("batch_size", "num_workers"))
+    size, workers = (n if isinstance(n, int) else 0 for n in (size, workers))
     try:
-        return (size, len(loader)) if isinstance(size, int) else (0, 0)
+        return (size, len(loader), workers) if size else (0, 0, workers)
     except TypeError:  # its data come as a stream
-        return 0, 0
+        return 0, 0, workers
 
 
 def rows_stored(tensor: torch.Tensor) -> int:

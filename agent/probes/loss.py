@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -22,6 +22,7 @@ from rankscope.agent.probes.given import sizes_of
 from rankscope.agent.probes.labels import Labels
 from rankscope.agent.probes.loss_inputs import LossInputs
 from rankscope.agent.probes.loss_sources import Pass
+from rankscope.agent.probes.mixtures import Computed, made_by, mixed, shares_in
 from rankscope.agent.probes.next_tokens import NextTokens
 from rankscope.agent.probes.passes import Place, place_now, stack_now
 from rankscope.agent.steps.autograd import graph_task, sequence
@@ -35,31 +36,14 @@ _FARTHEST = 8
 _SENTINELS = 3
 
 
-class _Computed(NamedTuple):
-    """A loss computed at a sampled step, until `backward` shows which one counts.
-
-    Attributes:
-        name: of the function that computed it.
-        node: sequence number of the graph's node that made it.
-        summed: over the samples, not averaged.
-        explained: share of the deviance, as `Deviance` has it.
-        place: where the function was called, as `passes.place_now` has it.
-    """
-
-    name: str
-    node: int
-    summed: bool
-    hits: Hits | None
-    explained: float | torch.Tensor | None
-    place: Any
-
-
 class Loss(Probe):
     """`loss`, `accuracy`, `explained_deviance`, `passes_discarded`, evaluations; digest `labels`.
 
     Costs 5 microseconds a step; the accuracy (tier `signals`; during evaluation always) a pass over
     the scores, and the digest of the targets (`Labels`) a pass over them, as do the sums behind
-    `explained_deviance` (`Deviance`, tier `signals`): the mean over the passes of the step.
+    `explained_deviance` (`Deviance`, tier `signals`): the mean over the passes of the step. Of one
+    set of scores under several targets (mixup) the accuracy is by the one with the largest share,
+    and the deviance by all of them, as they count in the sum that is minimised.
 
     From the targets come `target_deviance`, the loss of the best constant answer to those of this
     step alone, and of classes `target_share`, that over the one by which `explained_deviance` goes:
@@ -129,7 +113,7 @@ class Loss(Probe):
         self.sampling = context
         self.sentinels = _sentinels(context)
         self._group = context.parameters
-        self._computed: deque[_Computed] = deque(maxlen=_MAX_COMPUTED)
+        self._computed: deque[Computed] = deque(maxlen=_MAX_COMPUTED)
         self.passes: deque[Pass] = deque(maxlen=_MAX_PASSES)
         self.taken: Pass | None = None
         self.owed = -1
@@ -149,9 +133,11 @@ class Loss(Probe):
         self._deviance = Deviance()
         self._inputs = LossInputs()
         self._next_tokens = NextTokens()
+        self._shares: dict[int, float] = {}
         self._explained: list[float | torch.Tensor] = []
         self.loss_computed = context.guarded("loss", self._loss_computed)
         self.hits_of_pass = context.guarded("loss", self._hits_of_pass)
+        self.terms_of_pass = context.guarded("loss", self._terms_of_pass)
         self.root_of_pass = context.guarded("loss", self._inputs.add_root)
         self.pay = context.guarded("loss", self._pay)
         self.model_returned = context.guarded("loss", self._model_returned)
@@ -197,8 +183,8 @@ class Loss(Probe):
                 self._inputs.add(name, given)
                 if self.context.full:
                     self._next_tokens.add(name, given)
-            node = sequence(output.grad_fn)
-            self._computed.append(_Computed(name, node, summed, judged, share, place_now()))
+            node, scores = sequence(output.grad_fn), made_by(given.get("input"))
+            self._computed.append(Computed(name, node, scores, summed, judged, share, place_now()))
             self.busy = True
         if self.core.training and not self.named:
             known = number(output.detach()) if output.numel() == 1 else None
@@ -214,6 +200,9 @@ class Loss(Probe):
         if type(output) is torch.Tensor:
             self._unhook()  # a bare tensor says nothing, and the next one will not either
 
+    def _terms_of_pass(self, node: Any) -> None:
+        self._shares = shares_in(node, self._computed)
+
     def _hits_of_pass(self, node: Any) -> Hits | None:
         # Losses that are trained on are none of an evaluation, whatever the model's mode is.
         self.phase.trained_on()
@@ -225,6 +214,9 @@ class Loss(Probe):
         if computed:
             terms = found is None and not _comes_from(node, by_node)
             self.phase.learn((found,) if found else computed, terms=terms)
+        if found is None and self._shares:
+            computed = mixed(computed, self._shares)
+        self._shares = {}
         shares = [c.explained for c in (computed if found is None else (found,))]
         self._explained += [s for s in shares if s is not None]
         if found is not None:

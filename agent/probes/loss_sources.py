@@ -29,7 +29,7 @@ from torch.nn import functional
 from rankscope.agent.guard import process_wide
 from rankscope.agent.probes.base import Context
 from rankscope.agent.probes.classification import Hits
-from rankscope.agent.probes.scaling import COMPOSED, Root, read_root, weighted
+from rankscope.agent.probes.scaling import ADDITION, COMPOSED, Root, read_root, weighted
 from rankscope.agent.steps.autograd import graph_task, sequence
 from rankscope.agent.steps.dynamo import leave_alone
 from rankscope.agent.steps.hook_tables import pickled_by_value
@@ -130,6 +130,9 @@ class LossListener(Protocol):
 
     def hits_of_pass(self, node: Any) -> Hits | None:
         """`backward` has run from the node of that sequence number, or from what was made of it."""
+
+    def terms_of_pass(self, node: Any) -> None:
+        """`backward` is about to run from a sum, whose terms are known as long as it has not."""
 
     def root_of_pass(self, node: Any) -> None:
         """`backward` has run from a node of the graph, at a step where `signals` is due."""
@@ -414,6 +417,8 @@ def _backward_begins(tensors: Any, *others: Any) -> Any:
     for ref in _listeners:
         listener = ref()
         if listener is not None:
+            if listener.busy and type(root[2]) is ADDITION:
+                listener.terms_of_pass(root[2])
             for parameter in listener.sentinels:
                 if parameter.grad is not None:
                     # Not the ordinary case, where `zero_grad` has left nothing.

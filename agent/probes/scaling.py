@@ -17,12 +17,12 @@ _one = torch.ones((), requires_grad=True, device="cpu")
 with torch.enable_grad():
     _QUOTIENT, _PRODUCT = type((_one / 1).grad_fn), type((_one * 1).grad_fn)
     _SUMS = frozenset((type(_one.sum().grad_fn), type(_one.sum(()).grad_fn)))
-    _ADDITION = type((_one + _one).grad_fn)
+    ADDITION = type((_one + _one).grad_fn)
     _HOOKS_ARE_SHOWN = hasattr((_one * 1).grad_fn._raw_saved_other, "unpack_hook")  # type: ignore[union-attr]
 # By class: that is had faster than a node's name.
 SCALINGS = frozenset((_QUOTIENT, _PRODUCT))
 # What a loss may be made of on the way from its parts.
-COMPOSED = SCALINGS | {_ADDITION}
+COMPOSED = SCALINGS | {ADDITION}
 _REDUCTION_SUM = 2
 # Additions below which common divisors are searched.
 _DEEPEST = 4
@@ -57,7 +57,7 @@ def read_root(
         return None
     if type(node) in SCALINGS:
         return _unscaled(tensors, scaled)
-    divisor = _common_divisor(node, _DEEPEST) if type(node) is _ADDITION else 1.0
+    divisor = _common_divisor(node, _DEEPEST) if type(node) is ADDITION else 1.0
     return _value(tensors), divisor, node, None
 
 
@@ -128,7 +128,7 @@ def _unscaled(root: torch.Tensor, scaled: Collection[tuple[int, float | torch.Te
                 else:
                     outer, divisor = divisor, divisor / factor
         node = below
-    if type(node) is _ADDITION:
+    if type(node) is ADDITION:
         divisor *= _common_divisor(node, _DEEPEST)
     elif type(node) in _SUMS or getattr(node, "_saved_reduction", 1) == _REDUCTION_SUM:
         # A sum is first divided by the number of what it is the sum of: that is a mean.
@@ -166,7 +166,7 @@ def _common_divisor(addition: Any, depth: int) -> float:
         if below is None:
             continue  # a constant
         kind = type(below)
-        if kind is _ADDITION and depth:
+        if kind is ADDITION and depth:
             divisors.add(_common_divisor(below, depth - 1))
             continue
         number = 1.0
@@ -179,6 +179,27 @@ def _common_divisor(addition: Any, depth: int) -> float:
         divisors.add(number)
     found = divisors.pop() if len(divisors) == 1 else 1.0
     return found if found > 0 else 1.0
+
+
+def factor_of(node: Any) -> tuple[float | None, Any]:
+    """The number that a product or quotient multiplies something with, and the node of that.
+
+    None where it is no number, or one that is not known without waiting for a device.
+    """
+    (below, _), (beside, _) = node.next_functions
+    mirrored = below is None
+    if mirrored:
+        below, beside = beside, below
+    quotient = type(node) is _QUOTIENT
+    if below is None or beside is not None or (mirrored and quotient):
+        return None, below
+    other = _operand(node, mirrored)
+    if other is None or not other.is_cpu:
+        return None, below
+    number = float(other.item())
+    if quotient:
+        return (1.0 / number if number else None), below
+    return number, below
 
 
 def _elements(node: Any) -> float | torch.Tensor | None:

@@ -30,6 +30,13 @@ from rankscope.server.window import Bool, Float64, Int64, Misreduced, Reduction
 TOLERANCE = 1e-4
 HALF_TOLERANCE = 3e-2
 _HALF = frozenset(("float16", "bfloat16"))
+# Of the ranks' gradients, what is left where they cancel each other: rounding, in float32, of sums
+# that may have been added up in any order and of several micro-batches. Nothing says what it is.
+_CANCELLED = 1e-6
+# What a number may lose for its smallness: below the smallest normal one it has fewer bits, or none
+# where a device flushes it to zero. float16 has no such mode, and loses what is between neighbours.
+_SMALLEST = {"float64": 2.0**-1022, "float16": 2.0**-24}
+_SMALLEST_FLOAT32 = 2.0**-126  # that of bfloat16, too
 # Series of what a rank's gradient may be the mean of, those that say more first.
 COUNTS = ("tokens", "samples")
 
@@ -89,11 +96,17 @@ def balance(
     sizes = np.sqrt((local**2).sum(axis=2)).mean(axis=0)
     known = np.isfinite(sizes) & np.isfinite(reduced).all(axis=1)
     out = np.sqrt((reduced**2).sum(axis=1))
-    # What is 0 on both sides (a part of the model that was not used) shows nothing.
-    reported = known & ((sizes > 0) | (out > 0))
     half = np.array([d in _HALF or compression.half for d in dtypes] or [False] * len(sizes))
     tolerance = np.where(half, HALF_TOLERANCE, TOLERANCE)
     elements = [math.prod(shape) for shape in table.shapes]
+    bases = weighing.expected(len(ranks), counts or {})
+    means = {by: weighing.combined(base, local) for by, base in bases.items()}
+    # What is 0 on both sides (a part of the model that was not used) shows nothing, and neither
+    # does what rounding alone would make of it.
+    lost = len(ranks) * np.sqrt(elements) * _least(dtypes or [""] * len(sizes))
+    strongest = np.max([_norms(mean) for mean in means.values()], axis=0)
+    cancelled = np.maximum(strongest, out) <= _CANCELLED * sizes
+    reported = known & ~cancelled & (np.maximum(sizes, out) * tolerance > lost)
     tolerance += compression.rounding(sizes, elements, len(ranks))
     lossy = compression.lossy(table.shapes)
     made = Reduction(
@@ -110,14 +123,22 @@ def balance(
     if before is not None and before.mean.shape != reduced.shape:
         before = None
     parts = _Parts(ranks, local, reduced, table, sizes, tolerance, reported, lossy, before)
-    bases = weighing.expected(len(ranks), counts or {})
     for by, base in bases.items():
-        mean = weighing.combined(base, local)
+        mean = means[by]
         ratio = parts.common_ratio(mean)
         if ratio is not None:
             made = replace(made, ratio=ratio[0], ratio_error=ratio[1], weighted_by=by)
             return parts.beside(made, ratio[0] * base, ratio[0] * mean)
     return parts.as_a_whole(made, list(bases.values()))
+
+
+def _least(dtypes: Sequence[str]) -> Float64:
+    return np.array([_SMALLEST.get(dtype, _SMALLEST_FLOAT32) for dtype in dtypes])
+
+
+def _norms(sketches: Float64) -> Float64:
+    norms: Float64 = np.sqrt((sketches**2).sum(axis=1))
+    return norms
 
 
 def expected_mean(local: Float64, by: str, counts: Mapping[str, Float64]) -> Float64:
@@ -198,7 +219,7 @@ def _common_ratio(
     unless that factor is 1.
     """
     power = (mean**2).sum(axis=1)
-    usable = power > (1e-6 * sizes) ** 2
+    usable = power > (_CANCELLED * sizes) ** 2
     if not usable.any():
         return None
     mean, reduced, sizes = mean[usable], reduced[usable], sizes[usable]

@@ -7,8 +7,9 @@ tensor by tensor, at steps at which fingerprints are posted.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +17,11 @@ import numpy as np
 from rankscope.agent import wire
 from rankscope.server.comparison import compare
 from rankscope.server.comparison.replicas import Replicas
-from rankscope.server.window import Comparison, Int64
+from rankscope.server.window import Comparison, Float64, Int64
+
+# Elements that a bucket may have beside its share, and how far from whole rounding leaves a number.
+_UNEVEN = 8
+_WHOLE = 1e-6
 
 _STAGES = ("start", "outside_optimizer", "reduced_gradient", "parameters")
 
@@ -32,12 +37,16 @@ class SharedSet:
         tensors: names, shapes and shards, in the order of the lowest rank.
         alike: whether the models of the ranks have the same names throughout.
         declared: whether the user has said that they are replicas.
+        beside_parts: those in whose module the ranks hold different parts of another tensor.
+        classes: the ranks by replica class.
     """
 
     ranks: tuple[int, ...]
     tensors: tuple[_Tensor, ...]
     alike: bool
     declared: bool
+    beside_parts: frozenset[_Tensor]
+    classes: tuple[tuple[int, ...], ...]
 
 
 class SharedTensors:
@@ -55,6 +64,10 @@ class SharedTensors:
         self._proven: set[tuple[tuple[int, ...], tuple[_Tensor, ...]]] = set()
         # Those that had other values on each rank when the monitor was attached.
         self._strange: set[tuple[tuple[int, ...], tuple[_Tensor, ...]]] = set()
+        # Constants when they began, in a module of which ranks hold parts, with their digests: not
+        # yet known to be replicas; and those of which each class was seen to own a slice.
+        self._undecided: dict[tuple[tuple[int, ...], _Tensor], int] = {}
+        self._slices: set[tuple[tuple[int, ...], _Tensor]] = set()
         # Whether the last comparison of a stage found them to differ.
         self._differed: dict[str, bool] = {}
         # The same for the comparisons of this window.
@@ -146,9 +159,19 @@ class SharedTensors:
         for numbers, held in groups.items():
             members = np.sort(np.concatenate([ranks[classes[number]] for number in numbers]))
             alike = len({names[number] for number in numbers}) == 1
+            # Modules of tensors that the same name stands for and that not all of these hold.
+            of_parts = {
+                _module(tensor)
+                for tensor, of_classes in holders.items()
+                if of_classes != [*numbers]
+            }
+            beside = frozenset(t for t in held if alike and _module(t) in of_parts)
             # What is read off a distributed tensor has an `@` in it.
             declared = all(shard and "@" not in shard for _, _, shard in held)
-            sets.append(SharedSet(tuple(members.tolist()), tuple(held), alike, declared))
+            of_ranks = tuple(tuple(ranks[classes[number]].tolist()) for number in numbers)
+            sets.append(
+                SharedSet(tuple(members.tolist()), tuple(held), alike, declared, beside, of_ranks)
+            )
         return tuple(sets)
 
     def _tensors(self, rank: int) -> tuple[_Tensor, ...]:
@@ -156,6 +179,41 @@ class SharedTensors:
         if table is None:
             return ()
         return tuple(zip(table.names, table.shapes, table.shards, strict=True))
+
+    def _decide(
+        self, stage: str, shared: SharedSet, picked: Mapping[int, wire.Fingerprint]
+    ) -> None:
+        """Which of the constants are slices that each class owns, and which are replicas.
+
+        A slice gets the gradient of its own part from the first step on, other in each class and
+        one within each. A replica's is one before anything can go wrong with it, and so is what a
+        step makes of the constant: once that was seen, it has to stay so.
+        """
+        if len(picked) < len(shared.ranks) or shared.declared:
+            return
+        for place, tensor in enumerate(shared.tensors):
+            key = shared.ranks, tensor
+            if tensor not in shared.beside_parts:
+                continue
+            if stage != "start" and key not in self._undecided:
+                continue
+            held = [{int(picked[r].digests[place]) for r in ranks} for ranks in shared.classes]
+            values = set.union(*held)
+            sketch = picked[shared.ranks[0]].sketches
+            if stage == "start":
+                self._undecided.pop(key, None)
+                constant = sketch is not None and _is_constant(sketch[place], math.prod(tensor[1]))
+                if len(values) == 1 and constant:
+                    self._undecided[key] = values.pop()
+                continue
+            trained = sketch is not None and bool(sketch[place].any())
+            if stage == "parameters":
+                trained = values != {self._undecided[key]}
+            if len(values) == 1 and not trained:
+                continue  # nothing shows it yet
+            if len(values) == len(held) == sum(map(len, held)):
+                self._slices.add(key)
+            del self._undecided[key]
 
     def _compared(
         self,
@@ -176,19 +234,23 @@ class SharedTensors:
                         zip(table.names, table.shapes, table.shards, strict=True)
                     )
                 }
-                held = [places.get(tensor) for tensor in shared.tensors]
-                if None in held:
+                held = [places[tensor] for tensor in shared.tensors if tensor in places]
+                if len(held) < len(shared.tensors):
                     continue
-                index = np.array(held, dtype=np.int64)
-                sketches = None if made.sketches is None else made.sketches[index]
-                picked[rank] = replace(made, digests=made.digests[index], sketches=sketches)
+                picked[rank] = _of_places(made, held)
                 whole = max(whole, len(table.names))
         if len(picked) < 2:
             return None
+        self._decide(key[1], shared, picked)
+        kept = [n for n, t in enumerate(shared.tensors) if (shared.ranks, t) not in self._slices]
+        if not kept:
+            return None
+        picked = {rank: _of_places(made, kept) for rank, made in picked.items()}
+        tensors = [shared.tensors[place] for place in kept]
         labelled = compare.LabelledTable(
-            tuple(name for name, _, _ in shared.tensors),
-            tuple(shape for _, shape, _ in shared.tensors),
-            ("parameters",) * len(shared.tensors),
+            tuple(name for name, _, _ in tensors),
+            tuple(shape for _, shape, _ in tensors),
+            ("parameters",) * len(tensors),
         )
         members = np.array(sorted(picked), dtype=np.int64)
         compared = compare.compare_fingerprints(
@@ -206,6 +268,34 @@ class SharedTensors:
             return None
         # Out of all: they are a part of the model.
         return replace(compared, tensor_count=whole)
+
+
+def _module(tensor: _Tensor) -> str:
+    return tensor[0].rpartition(".")[0]
+
+
+def _of_places(made: wire.Fingerprint, places: Sequence[int]) -> wire.Fingerprint:
+    index = np.array(places, dtype=np.int64)
+    sketches = None if made.sketches is None else made.sketches[index]
+    return replace(made, digests=made.digests[index], sketches=sketches)
+
+
+def _is_constant(sketch: Float64, elements: int) -> bool:
+    """Whether all elements of a tensor are one number, as far as its sketch, [K], shows it.
+
+    Each bucket adds up its share of them, with signs: of a constant that is a whole number of
+    times the constant, no more than the bucket has elements, and odd in all buckets or even.
+    """
+    values = np.unique(sketch)
+    if len(values) == 1:
+        # Of anything but zeros the signs show.
+        return not values.any()
+    unit = float(np.diff(values).min()) / 2
+    times = values / unit
+    # Partly filled buckets are odd beside even ones: half of the number is the unit then.
+    most = 2 * (elements // len(sketch) + _UNEVEN)
+    whole = bool((np.abs(times - np.round(times)) < _WHOLE).all())
+    return whole and float(np.abs(times).max()) <= most
 
 
 def _is_in(part: Comparison, whole: Comparison) -> bool:

@@ -307,7 +307,9 @@ def _with_odd(
     rest = base.copy()
     rest[rows] = 0.0
     found, errors = solve(np.concatenate([(rest @ basis)[None], basis[rows]]), target)
-    weights, spread = found[0] * rest, errors[0] * rest
+    weights, spread = found[0] * rest, np.zeros_like(rest)
+    # The error is infinite where the others' gradients cancel.
+    spread[rest != 0] = errors[0] * rest[rest != 0]
     weights[rows], spread[rows] = found[1:], errors[1:]
     return weights, spread
 

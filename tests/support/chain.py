@@ -296,13 +296,16 @@ def chain(
                 said.scalars |= {"amp_scale": scale_now, "steps_skipped": float(skipped[r])}
                 if fault == "one-scale" and hit and r == rank:
                     said.scalars["amp_scale"] = scale_now / 2
+            drawn = {"idle-rng": 0, "epochs-rng": step // 7, "workers-rng": step // 7}.get(
+                fault, step
+            )
+            if fault == "workers-rng":
+                said.scalars["loader_workers"] = 2.0
             said.words |= {
                 "batch": word(ids[r]),
                 "outside_optimizer": written[r],
                 "parameters": model_word(held[r]),
-                "rng/torch": word(
-                    "rng", 0 if fault == "idle-rng" else step, 0 if fault.endswith("-rng") else r
-                ),
+                "rng/torch": word("rng", drawn, 0 if fault.endswith("-rng") else r),
                 "hyperparameters": word(rate),
             }
             if written[r]:

@@ -215,6 +215,32 @@ def dying(seed: int, *, update: float = 0.3, spread: float = 1.0, inputs: float 
     return replace(trace, series={**trace.series, **series}, present=present)
 
 
+def silent(seed: int, *, course: str, at: int, update: float = 1e-3) -> Trace:
+    """Six of ten units of a layer are dead from a step on.
+
+    Args:
+        course: of the loss: `slow` (it falls ever more slowly, to a floor far above 0), `stopped`
+            (it stands still from then on), `raised` (it stands a tenth higher), `flat` (nothing is
+            learned), `thrown` (far up before, and back to where it began).
+        update: of the parameters, three steps before.
+    """
+    trace = layered(seed, fault="some-dead", at=at)
+    each = trace.steps.astype(float)
+    slow = 24.0 + 17.0 * np.exp(-each / 10) + 4.0 * np.exp(-each / 100)
+    loss = {
+        "slow": slow,
+        "stopped": np.where(each < at, slow, slow[at]),
+        "raised": np.where(each < at, slow, 1.1 * slow[at]),
+        "flat": np.full(len(each), 2.3),
+        "thrown": 2.3 + np.where(each < at - 3, 0.0, 200.0 * np.exp(-(each - at + 3) / 20)),
+    }[course]
+    noise = 0.02 * np.random.default_rng(seed).standard_normal((trace.ranks, len(each)))
+    updates = np.where(trace.steps == at - 3, update, 1e-3)
+    series = {"loss": loss * np.exp(noise), "update_ratio": np.tile(updates, (trace.ranks, 1))}
+    present = {name: mask for name, mask in trace.present.items() if name not in series}
+    return replace(trace, series={**trace.series, **series}, present=present)
+
+
 def embeddings(
     seed: int,
     *,

@@ -29,6 +29,7 @@ from tests.support.phases import (
     phases,
     rare_class,
     score,
+    silent,
     turns,
     unlike_targets,
 )
@@ -278,6 +279,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         one_class,
         rare_class,
         dying,
+        silent,
         embeddings,
         score,
     )

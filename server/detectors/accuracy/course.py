@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from rankscope.server.detectors.statistics import BLOCK, Progress, mann_kendall
 from rankscope.server.detectors.walking import noise_of_mean
+
+# Blocks at either end whose mean is the level there.
+_ENDS = 4
 
 
 @dataclass(slots=True)
@@ -24,6 +28,7 @@ class Course:
         recent: step, loss and accuracy.
         first: the accuracies of the first steps.
         progress: of the loss since the run's first step.
+        lowest: level of the loss before the observations remembered, the lowest so far.
     """
 
     blocks: int
@@ -31,9 +36,12 @@ class Course:
     recent: deque[tuple[int, float, float]] = field(init=False)
     first: list[float] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
+    lowest: float = math.inf
+    _medians: deque[float] = field(init=False)
 
     def __post_init__(self) -> None:
         self.recent = deque(maxlen=self.blocks * BLOCK)
+        self._medians = deque(maxlen=self.blocks)
 
     @property
     def needed(self) -> int:
@@ -54,19 +62,28 @@ class Course:
         self.recent.append((step, loss, accuracy))
         if len(self.first) < self.beginning:
             self.first.append(accuracy)
-        return len(self.recent) == self.needed and self.progress.count % BLOCK == 0
+        if self.progress.count % BLOCK:
+            return False
+        if len(self._medians) == self.blocks:
+            self.lowest = min(self.lowest, _level(list(self._medians)[:_ENDS]))
+        newest = list(self.recent)[-BLOCK:]
+        self._medians.append(float(np.median([loss for _, loss, _ in newest])))
+        return len(self.recent) == self.needed
 
     def fall(self, least: float, trend: float) -> tuple[float, float] | None:
         """The loss in the first and in the last four blocks, where it falls; None where not.
+
+        Where it was as low before (a restart of the learning rate had raised it, say), the fall
+        takes back a rise, and nothing is to be expected of it.
 
         Args:
             least: share of its start.
             trend: Mann-Kendall Z, of the blocks' medians.
         """
-        losses = np.array([loss for _, loss, _ in self.recent])
-        blocks = np.median(losses.reshape(-1, BLOCK), axis=1)
-        before, after = float(blocks[:4].mean()), float(blocks[-4:].mean())
-        falls = before - after > least * abs(self.progress.start) and mann_kendall(blocks) < -trend
+        blocks = list(self._medians)
+        before, after = _level(blocks[:_ENDS]), _level(blocks[-_ENDS:])
+        new = min(before, self.lowest) - after
+        falls = new > least * abs(self.progress.start) and mann_kendall(blocks) < -trend
         return (before, after) if falls else None
 
     def halves(self) -> tuple[float, float, float]:
@@ -78,3 +95,7 @@ class Course:
         half = len(accuracies) // 2
         error = math.sqrt(2) * noise_of_mean(accuracies[half:])
         return float(np.mean(accuracies[:half])), float(np.mean(accuracies[half:])), error
+
+
+def _level(medians: Sequence[float]) -> float:
+    return float(np.mean(medians))

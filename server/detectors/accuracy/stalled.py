@@ -20,6 +20,8 @@ from rankscope.server.detectors.wording import listing, number, percent
 from rankscope.server.window import Check, Status, Window
 
 _PAIR = ("loss", "accuracy")
+# First observations before an accuracy may have risen: easy answers are learned in a few steps.
+_FEW = (3, 10)
 # Observations after which what nobody has posted will not come.
 _GRACE = 20
 
@@ -38,6 +40,8 @@ class StalledPolicy(FallingPolicy):
         high: accuracy from which on nothing is left to gain.
         explained: share of the deviance explained, from which on the answers follow the inputs: an
             accuracy that stays is then the data's ceiling, or that of what was loaded.
+        some: share of the deviance explained, below which the answers follow the inputs so little
+            that an accuracy that rose at the first steps is that of the most frequent class.
         unlike: difference of the accuracies of two places of a period, from which on it says why:
             batches of one source differ by a tenth where they have 32 samples.
         min_error: standard errors of the difference between the halves that count as no change.
@@ -55,6 +59,7 @@ class StalledPolicy(FallingPolicy):
     gain: Share = 0.05
     high: Share = 0.97
     explained: Share = 0.5
+    some: Share = 0.1
     unlike: Share = 0.2
     min_error: Sigmas = 2.0
     gain_error: Sigmas = 3.0
@@ -117,8 +122,12 @@ class AccuracyStalled(Detector[StalledState]):
         their difference (or 0.005), and the later one is no better than the first 50 observations
         by more than 3 standard errors (or 0.05). The standard error is that of neighbouring
         differences (von Neumann 1941). An accuracy above 0.97 has nothing to gain, nor has one of
-        answers that explain half of the deviance. An accuracy
-        that has risen and then stays is no fault of this kind: data have their ceilings. Where the
+        answers that explain half of the deviance. An accuracy that has risen and then stays is no
+        fault of this kind: data have their ceilings, and mixed labels have low ones. It may have
+        risen within those 50, from the first 3 or 10 (by 3 standard errors and 0.05), where the
+        answers explain a tenth of the deviance, or nothing is known of that. Nor is it one where
+        the loss had been as low before the 200: what a restart of the learning rate has raised
+        falls again. Where the
         accuracy has a period (as `loss.oscillating` finds shapes that repeat) within which it
         differs by 0.2, the cause says so. Scores: of
         120 observations or more, examined after each tenth more and 3 times in a row, of a series
@@ -198,11 +207,13 @@ class AccuracyStalled(Detector[StalledState]):
         early, late, error = state.course.halves()
         at_start = float(np.mean(state.course.first))
         start_error = math.hypot(error, noise_of_mean(state.course.first))
+        explained = median(state.shares)
         stuck = (
             abs(late - early) < max(policy.min_error * error, policy.flat)
             and late - at_start <= max(policy.gain_error * start_error, policy.gain)
             and late < policy.high
-            and not median(state.shares) > policy.explained
+            and not explained > policy.explained
+            and (explained < policy.some or not self._rose_at_first(late, error, state))
         )
         if fallen is None or not stuck:
             state.watch.good(step)
@@ -212,6 +223,16 @@ class AccuracyStalled(Detector[StalledState]):
         facts.turns = next(iter(state.turns.values()), None)
         episode = state.watch.bad(step, facts, first_step=state.course.first_step)
         episode.facts = facts
+
+    def _rose_at_first(self, late: float, error: float, state: StalledState) -> bool:
+        """Whether it was lower at the first few steps: it has come to its ceiling since."""
+        policy, first = self.policy, state.course.first
+        scatter = noise_of_mean(first) * math.sqrt(len(first))
+        return any(
+            late - float(np.mean(first[:few]))
+            > max(policy.gain_error * math.hypot(error, scatter / math.sqrt(few)), policy.gain)
+            for few in _FEW
+        )
 
 
 def _check(window: Window, state: StalledState, policy: StalledPolicy) -> Check:

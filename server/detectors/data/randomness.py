@@ -9,7 +9,8 @@ import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.policy import Observations, Policy
+from rankscope.server.detectors.policy import Observations, Policy, Share
+from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, ranks
 from rankscope.server.window import Check, Status, Window
 
@@ -20,6 +21,7 @@ _GENERATORS = {
     "rng/python": "random",
 }
 _STATES = tuple(f"words/{name}" for name in _GENERATORS)
+_WORKERS = "loader_workers"
 _GRACE = 20
 
 
@@ -30,19 +32,71 @@ class SharedPolicy(Policy):
     Attributes:
         streak: consecutive samples at which the states are equal and were drawn from since the
             previous one, before it is reported.
+        between: share of the longest time without a draw, up to which samples that lie so far apart
+            show what steps draw. What is drawn at the start of each epoch alone is then drawn
+            between two of them in a row at most.
     """
 
     streak: Observations = 5
+    between: Share = 0.5
+
+
+@dataclass(slots=True)
+class Generator:
+    """One generator, on all ranks that should draw their own numbers.
+
+    An iteration over a DataLoader draws a seed for its workers, and one for the order, at the start
+    of each epoch, whether anything comes of them or not: with no workers, and an order that is by
+    another generator, nothing does. What steps draw (dropout, noise, augmentation) is drawn at
+    each.
+
+    Attributes:
+        last, seen: its newest state, and at which step.
+        times, since: consecutive samples at which it was shared and drawn from; the first of them.
+        still: steps without a draw so far, in a row; `longest` of them.
+    """
+
+    last: int
+    seen: int
+    times: int = 0
+    since: int = -1
+    still: int = 0
+    longest: int = 0
+
+    def take(self, step: int, state: int, alike: bool, between: float | None) -> None:
+        """Takes the state after a step.
+
+        Args:
+            between: share of the longest time without a draw up to which samples may lie apart;
+                None: whatever is drawn counts, however seldom.
+        """
+        apart, drawn = max(step - self.seen, 0), state != self.last
+        self.last, self.seen = state, step
+        self.still = 0 if drawn else self.still + apart
+        self.longest = max(self.longest, self.still)
+        if not alike:
+            self.times = 0
+        elif drawn:
+            if between is None or not self.longest or apart <= between * self.longest:
+                self.since = self.since if self.times else step
+                self.times += 1
+        elif between is not None:
+            self.times = 0
 
 
 @dataclass(slots=True)
 class SharedState:
-    """What is remembered: last digest of each generator, and how often in a row it was shared."""
+    """What is remembered.
+
+    Attributes:
+        seeded: step from which on a loader has workers that are seeded; None for none.
+        generators: by name.
+    """
 
     steps: int = 0
     judged: int = 0
-    last: dict[str, int] = field(default_factory=dict)
-    streak: dict[str, tuple[int, int]] = field(default_factory=dict)
+    seeded: int | None = None
+    generators: dict[str, Generator] = field(default_factory=dict)
     watch: Watch[str] = field(default_factory=lambda: Watch(clear_after=64))
 
 
@@ -51,9 +105,11 @@ class RandomShared(Detector[SharedState]):
 
     Statistic:
         Digests of the states of `torch`, CUDA, `numpy` and `random`, equal on all ranks that hold
-        the same tensors, at five consecutive observations between which numbers were drawn. A
-        common
-        seed for the first weights is right and is not reported: nothing is drawn from it later.
+        the same tensors, at five consecutive observations between which numbers were drawn; where
+        a DataLoader has workers (`loader_workers`), which are seeded at the start of each epoch, at
+        any five. Observations further apart than half of the longest time in which nothing was
+        drawn say nothing: the start of an epoch draws, too. A common seed for the first weights is
+        right and is not reported: nothing is drawn from it later.
 
     Severity:
         Info: it costs variety and breaks nothing.
@@ -67,6 +123,7 @@ class RandomShared(Detector[SharedState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("rng.shared",)
     policies: ClassVar[type[Policy]] = SharedPolicy
+    wants: ClassVar[tuple[str, ...]] = (_WORKERS,)
     min_ranks: ClassVar[int] = 2
 
     policy: SharedPolicy
@@ -83,6 +140,10 @@ class RandomShared(Detector[SharedState]):
         """Goes through the states step by step."""
         state.steps += len(window.steps)
         members = max(window.data_parallel, key=len)
+        if state.seeded is None:
+            at, numbers = rank_rows(window, _WORKERS)
+            having = at[(numbers > 0).any(axis=1)]
+            state.seeded = int(having[0]) if len(having) else None
         rows = np.flatnonzero(np.isin(window.ranks, members))
         found: dict[int, tuple[bool, str, int]] = {}
         for name in _GENERATORS if len(rows) > 1 else ():
@@ -94,17 +155,12 @@ class RandomShared(Detector[SharedState]):
             same = (values[:, whole] == values[0, whole]).all(axis=0)
             for column, alike in zip(whole.tolist(), same.tolist(), strict=True):
                 step, digest = int(window.steps[column]), int(values[:, column].min())
-                drawn = name in state.last and state.last[name] != digest
-                state.last[name] = digest
-                times, since = state.streak.get(name, (0, step))
-                if not alike:
-                    times = 0
-                elif drawn:
-                    times, since = times + 1, since if times else step
-                state.streak[name] = (times, since)
+                generator = state.generators.setdefault(name, Generator(digest, step))
+                seeds = state.seeded is not None and state.seeded <= step
+                generator.take(step, digest, alike, None if seeds else self.policy.between)
                 shared, known, onset = found.get(step, (False, "", step))
-                if times >= self.policy.streak and not shared:
-                    found[step] = (True, name, since)
+                if generator.times >= self.policy.streak and not shared:
+                    found[step] = (True, name, generator.since)
                 else:
                     found[step] = (shared, known, onset)
         for step, (shared, name, since) in sorted(found.items()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -16,10 +16,11 @@ from rankscope.server.detectors.layer import collapsed, reconstruction
 from rankscope.server.detectors.layer.collapsed import CollapsedState
 from rankscope.server.detectors.layer.cut import Cut, cut_finding, never_finding
 from rankscope.server.detectors.layer.idle import MAX_NAMES, Idle, idle_finding
+from rankscope.server.detectors.layer.learning import Learning, LearningPolicy
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share, Steps
 from rankscope.server.detectors.samples import LayerSample, layer_samples
 from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.walking import median, together
+from rankscope.server.detectors.walking import together
 from rankscope.server.detectors.wording import count, percent
 from rankscope.server.window import Check, Status, Window
 
@@ -28,7 +29,7 @@ _METRICS = {"dead_units_lasting": "dead", "saturated_units_lasting": "saturated"
 
 
 @dataclass(frozen=True, slots=True)
-class DeadPolicy(reconstruction.ReconstructionPolicy):
+class DeadPolicy(LearningPolicy):
     """Thresholds of `layer.dead`.
 
     Attributes:
@@ -45,14 +46,7 @@ class DeadPolicy(reconstruction.ReconstructionPolicy):
         looks: consecutive samples at which the units did nothing.
         back: number of observations that show how many tensors usually have no gradient.
         nothing_left: loss below which no gradient is needed any more.
-        overwriting: update of one step, relative to the parameters, with which a few steps
-            overwrite them.
         alike: scatter of the samples of a batch, relative to their size, below which all are alike.
-        learning: observations of the loss after which it shows whether the rest learns on, and of
-            which its medians are, before and now: these are known to a third of what single losses
-            scatter by.
-        progress: share by which the loss has to have fallen since units were idle, for that: losses
-            of batches scatter by a fifth to a third, their medians by less than that.
         calm: steps without it after which it is over.
     """
 
@@ -66,10 +60,7 @@ class DeadPolicy(reconstruction.ReconstructionPolicy):
     looks: Count = 3
     back: Observations = 256
     nothing_left: Number = 1e-12
-    overwriting: Share = 0.1
     alike: Share = 1e-4
-    learning: Observations = 16
-    progress: Share = 0.1
     calm: Steps = 8
 
 
@@ -95,6 +86,7 @@ class DeadState:
     units: dict[str, Watch[Idle]]
     outputs: CollapsedState
     rebuilt: reconstruction.ReconstructionState
+    learning: Learning
     steps: int = 0
     counted: int = 0
     nothing_left: int = 0
@@ -111,7 +103,6 @@ class DeadState:
     spread: float = -1.0
     idle: dict[tuple[str, str], int] = field(default_factory=dict)
     worst: float = 0.0
-    losses: deque[tuple[int, float]] = field(default_factory=deque)
 
 
 class LayerDead(Detector[DeadState]):
@@ -142,9 +133,12 @@ class LayerDead(Detector[DeadState]):
     Severity:
         Warning for tensors without a gradient, critical for more than half of them; info for those
         that had none in the first 32 observations (a warning for a third of all elements that the
-        optimizer holds). Warning for more than half of a module's units
-        dead, once the median of 16 losses after it is not 10 % below that before, and at once where
-        a step had overwritten the parameters; until then, and where the rest learns on, info.
+        optimizer holds). For more than half of a module's units dead a warning, once 16 losses
+        after it show harm: the loss is above what it was before by 4 standard errors, or has not
+        come 10 % below the first one and does not fall (Mann-Kendall Z above -2.5). Where it has,
+        and its median is not 10 % below that before, once the 100 losses after it do not fall and
+        their slope is less than a quarter of that of the 100 before it (by 2.5 standard errors), or
+        nothing was learned. Until then, and where the training learns on, info.
         Critical from 90 % on; info for saturated ones. Critical for outputs that are alike, a
         warning for those in the shape of the input.
 
@@ -188,6 +182,7 @@ class LayerDead(Detector[DeadState]):
             units={what: Watch(calm) for what in _METRICS.values()},
             outputs=CollapsedState(Watch(calm)),
             rebuilt=reconstruction.ReconstructionState(self.policy),
+            learning=Learning(self.policy),
         )
 
     def advance(self, window: Window, state: DeadState) -> Outcome:
@@ -199,9 +194,7 @@ class LayerDead(Detector[DeadState]):
         seen = dict(layer_samples(window, "grad_norm", *_METRICS))
         for step in sorted({*counts, *seen, *updates, *spreads, *losses}):
             if step in losses:
-                state.losses.append((step, losses[step]))
-                if len(state.losses) > self.policy.learning:
-                    state.losses.popleft()
+                state.learning.push(losses[step])
             state.spread = max(state.spread, spreads.get(step, -1.0))
             if updates.get(step, 0.0) > state.update[0] and state.units["dead"].current is None:
                 state.update = updates[step], step
@@ -337,27 +330,16 @@ class LayerDead(Detector[DeadState]):
         if not bad:
             watch.good(sample.step)
             return
-        episode = watch.bad(sample.step, Idle(what, loss=_median(state.losses)))
+        episode = watch.bad(sample.step, Idle(what))
         facts = episode.facts
-        facts.learns = self._learns(episode, state)
+        if what == "dead":
+            if episode.seen == 1:
+                state.learning.begin()
+            facts.learns = state.learning.goes_on(state.update[0])
         facts.shares = bad
         facts.update, facts.update_step = state.update
         facts.spread = state.spread if state.spread >= 0 else math.inf
         facts.classes = dict(zip(sample.names, sample.dtypes, strict=True))
-
-    def _learns(self, episode: Episode[Idle], state: DeadState) -> bool:
-        """Whether the loss has gone on falling since units were idle, or may do so yet."""
-        before, losses = episode.facts.loss, state.losses
-        if not math.isfinite(before) or state.update[0] > self.policy.overwriting:
-            return False
-        if len(losses) < self.policy.learning or losses[0][0] <= episode.seen_step:
-            return True
-        return _median(losses) < before - self.policy.progress * abs(before)
-
-
-def _median(losses: Collection[tuple[int, float]]) -> float:
-    """Median of losses with their steps; NaN for none."""
-    return median([loss for _, loss in losses])
 
 
 def _least(window: Window, metric: str) -> dict[int, float]:

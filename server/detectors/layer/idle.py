@@ -21,8 +21,7 @@ class Idle:
     Attributes:
         update, update_step: largest update before it, relative to the parameters, and its step.
         spread: scatter of the samples of a batch, relative to their size, the largest so far.
-        loss: median of the losses before it; NaN where none were posted.
-        learns: whether the loss goes on falling, or may do so yet.
+        learns: whether the training learns on, or may do so yet.
     """
 
     what: str
@@ -31,7 +30,6 @@ class Idle:
     update: float = 0.0
     update_step: int = -1
     spread: float = math.inf
-    loss: float = math.nan
     learns: bool = False
 
 
@@ -73,11 +71,12 @@ def idle_finding(
             )
         )
         if facts.learns:
-            cause += " The loss goes on falling: the rest of the network learns without them."
+            cause += " The loss is no worse for it: the rest of the network learns without them."
+        first = "Nothing, if the loss is as low as it should be; else restart"
         remedy = (
-            "Restart from before it with a lower learning rate or a warm-up, and clip gradients; "
-            "begin with biases of 0 and He's weights; or put LeakyReLU or GELU, or a "
-            "normalisation before, in the place of ReLU."
+            f"{first if facts.learns else 'Restart'} from before it with a lower learning rate or "
+            "a warm-up, and clip gradients; begin with biases of 0 and He's weights; or put "
+            "LeakyReLU or GELU, or a normalisation before, in the place of ReLU."
         )
     else:
         cause = (

@@ -152,8 +152,10 @@ class ReductionWrong(Detector[ReductionState]):
         (clipping by value, noise, hooks). Where torch's own hooks round to 16 bits, these bits are
         allowed for (and what float16 lacks below 6e-8); of matrices that PowerSGD approximates,
         only what is not an approximation counts (zeros, a factor, a rank left out); the tensors
-        that it leaves alone are held to the mean. Not judged where the ranks do not agree on the
-        result, which is `desync.gradients`. Over after 8 steps in order.
+        that it leaves alone are held to the mean. Not judged are tensors of which rounding is left:
+        elements below 1e-34 (of float32, whose smallest normal number is 1e-38), and gradients of
+        the ranks that cancel each other to 1e-6. Nor is anything where the ranks do not agree on
+        the result, which is `desync.gradients`. Over after 8 steps in order.
 
         Means of means: ranks count equally, the largest number of tokens (or samples) of a step is
         twice the smallest or more at half of all samples, 8 at least, and the local norms do not
@@ -494,7 +496,7 @@ class ReductionWrong(Detector[ReductionState]):
             )
             return Check(Status.NOT_APPLICABLE, why)
         if not state.kept:
-            why = "All gradients that were reduced were zero: any reduction of them is right."
+            why = "All gradients that were reduced were zero or rounding: any reduction is right."
             return Check(Status.INSUFFICIENT_DATA, why)
         where = count(state.compared - state.unequal, "checked step")
         left = ""

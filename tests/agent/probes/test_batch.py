@@ -268,6 +268,12 @@ def test_what_there_is_beside_the_batch():
     assert "samples_stored" not in alone
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_whether_a_loader_has_processes_of_its_own(workers):
+    loader = DataLoader(TensorDataset(torch.randn(100, 6)), batch_size=10, num_workers=workers)
+    assert scalars_of(None, loader).get("loader_workers", 0) == workers
+
+
 def test_a_loader_of_other_batches_says_nothing():
     loader = DataLoader(TensorDataset(torch.randn(100, 6)), batch_size=10)
     iter(loader)

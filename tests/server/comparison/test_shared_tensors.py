@@ -1,8 +1,12 @@
 """Tensors that ranks hold alike although they hold different parts of others."""
 
 import numpy as np
+import pytest
+import torch
 
 from rankscope.agent import wire
+from rankscope.agent.fingerprint.portable import sketch
+from rankscope.server.comparison.shared_tensors import _is_constant
 from rankscope.server.evaluation.align import Aligner
 from rankscope.server.window import FingerprintPart, LivenessPart, NewData, RankLiveness
 from tests.support.columns import of_rank
@@ -237,3 +241,96 @@ def test_what_the_user_says_needs_no_proof():
         Aligner({"loss"}), tied, 0, [fingerprint_of(r, 0, [r // 2, 5 + r // 2]) for r in range(4)]
     )
     assert [t.name for t in found.tensors] == ["words"]
+
+
+# --------------------------------------------------------------- constants beside what is cut
+
+
+LAYER = {
+    rank: {"parameters": table(("layer.bias", "layer.weight"), ("", f"half {rank % 2}"))}
+    for rank in range(4)
+}
+
+
+def layers(step, stage, biases, *, constant=False):
+    """A layer whose weight is cut, on two pairs of ranks; its bias has a digest on each half."""
+    sketches = np.random.default_rng(step).standard_normal((2, 64))
+    if constant:
+        sketches[0] = 0.0
+    return [
+        FingerprintPart(
+            r,
+            0,
+            wire.Fingerprint(
+                step=step,
+                stage=stage,
+                table="parameters",
+                digests=np.array([biases[r % 2], 20 + r % 2], np.uint64),
+                sketches=sketches,
+            ),
+        )
+        for r in range(4)
+    ]
+
+
+def names_of(comparisons):
+    return [tuple(t.name for t in c.tensors) for c in comparisons if not c.equal]
+
+
+def began(aligner, *, constant=True):
+    assert not names_of(compared(aligner, LAYER, 0, layers(0, "start", (3, 3), constant=constant)))
+
+
+@pytest.mark.parametrize("stage", [GRADIENT, "parameters"])
+def test_a_constant_that_becomes_another_on_each_part_is_cut_like_them(stage):
+    aligner = Aligner({"loss"})
+    began(aligner)
+    for step in (1, 2):
+        assert not names_of(compared(aligner, {}, step, layers(step, stage, (7, 8))))
+    # What each part has replicas of is compared among these.
+    own = layers(3, stage, (7, 8))
+    own[2] = fingerprint_of(2, 3, [9, 20], stage)
+    [found] = [c for c in compared(aligner, {}, 3, own) if not c.equal]
+    assert (found.ranks.tolist(), names_of([found])) == ([0, 2], [("layer.bias",)])
+
+
+@pytest.mark.parametrize("stage", [GRADIENT, "parameters"])
+def test_one_that_was_seen_to_be_trained_alike_is_a_replica(stage):
+    aligner = Aligner({"loss"})
+    began(aligner)
+    assert not names_of(compared(aligner, {}, 1, layers(1, stage, (7, 7))))
+    assert names_of(compared(aligner, {}, 2, layers(2, stage, (7, 8)))) == [("layer.bias",)]
+
+
+def test_a_constant_without_a_gradient_is_neither():
+    aligner = Aligner({"loss"})
+    began(aligner)
+    nothing = layers(1, GRADIENT, (4, 4), constant=True)
+    assert not names_of(compared(aligner, {}, 1, nothing))
+    assert not names_of(compared(aligner, {}, 1, layers(1, "parameters", (3, 3))))
+    assert not names_of(compared(aligner, {}, 2, layers(2, GRADIENT, (7, 8))))
+
+
+def test_what_began_alike_and_is_no_constant_is_a_replica():
+    aligner = Aligner({"loss"})
+    began(aligner, constant=False)
+    assert names_of(compared(aligner, {}, 1, layers(1, GRADIENT, (7, 8)))) == [("layer.bias",)]
+
+
+def test_a_constant_in_a_module_of_its_own_is_a_replica():
+    tables = {
+        rank: {"parameters": table(("norm.bias", "layer.weight"), ("", f"half {rank % 2}"))}
+        for rank in range(4)
+    }
+    aligner = Aligner({"loss"})
+    compared(aligner, tables, 0, layers(0, "start", (3, 3), constant=True))
+    assert names_of(compared(aligner, {}, 1, layers(1, GRADIENT, (7, 8)))) == [("norm.bias",)]
+
+
+@pytest.mark.parametrize("elements", [1, 3, 32, 64, 100, 512, 700, 4096, 100_000])
+def test_a_sketch_shows_a_constant(elements):
+    for constant in (0.0, 1.0, 0.1, -3e-5):
+        assert _is_constant(sketch(torch.full((elements,), constant)), elements)
+    if elements > 2:
+        torch.manual_seed(elements)
+        assert not _is_constant(sketch(torch.randn(elements)), elements)
