@@ -54,7 +54,7 @@ class LossInputs:
     `scores_softmaxed` is 1 where `cross_entropy` or `binary_cross_entropy_with_logits`, which take
     the softmax (the sigmoid) themselves, are given probabilities (what a sigmoid made), else 0;
     `scores_unnormalised` is 1 where `nll_loss`, which takes logarithms of probabilities, is given
-    something else.
+    something else; `scores_positive` where `kl_div` is, of which no number is below 0.
     `labels_outside` is 1 where a binary cross entropy is given labels below 0 or above 1, which
     is no mistake where single elements of the loss are taken out again (`reduction="none"`).
     `loss_broadcast` says of losses of two tensors of one shape (`mse_loss` and the like) how many
@@ -86,6 +86,8 @@ class LossInputs:
                 self._count(int(scores.shape[min(scores.dim(), 2) - 1]))
             elif name == "nll_loss":
                 self._note("scores_unnormalised", _are_no_logarithms(scores.detach()))
+            elif name == "kl_div":
+                self._note("scores_positive", _are_positive(scores.detach()))
             elif name in _BINARY:
                 if name == "binary_cross_entropy_with_logits":
                     self._found.setdefault("scores_softmaxed", []).append(_has_sigmoid(scores))
@@ -204,6 +206,12 @@ def _are_no_logarithms(scores: torch.Tensor) -> torch.Tensor | None:
     # Of logarithms of probabilities this is 0; rounding of large ones is relative.
     off = torch.logsumexp(rows, 1).abs().amax()
     return (off > 10 * _ROUNDING).float()
+
+
+def _are_positive(scores: torch.Tensor) -> torch.Tensor:
+    """Whether they are what logarithms of probabilities cannot be: above 0, and none below."""
+    few = _few(scores).float()
+    return ((few.amin() >= 0) & (few.amax() > _ROUNDING)).float()
 
 
 def _are_outside(labels: torch.Tensor) -> torch.Tensor | None:

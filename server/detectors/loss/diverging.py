@@ -13,6 +13,8 @@ import numpy as np
 from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.history import Companions, Phases, rate_sentence
 from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.loss import bottomless
+from rankscope.server.detectors.loss.bottomless import Bottomless
 from rankscope.server.detectors.loss.sign import LossSign
 from rankscope.server.detectors.policy import Blocks, Policy, RisePolicy, Share, Sigmas, Times
 from rankscope.server.detectors.profiles import TURNS
@@ -112,10 +114,13 @@ class DivergingState:
     game_since: int | None = None
     unmeasured: Unmeasured = field(default_factory=Unmeasured)
     incident: _Diverging | None = None
+    bottomless: Bottomless = field(default_factory=Bottomless)
 
 
 class LossDiverging(Detector[DivergingState]):
     """The mean loss over the ranks moves away from the best it has reached, and stays away.
+
+    Or it falls below zero faster and faster, and was never to be that low.
 
     Statistic:
         Medians of blocks of 10 observations. Lost progress is how far the block lies above the best
@@ -127,6 +132,10 @@ class LossDiverging(Detector[DivergingState]):
         the start takes the place of the progress, and the median of the last 24 blocks that of the
         best. Above 10 times its start no noise is asked for. It is dated back to where the rise
         left 10 % behind, and is over after 9 blocks below 15 %.
+        Below: the block lies further below 0 than 30 times the median size of the first 20 losses,
+        and between half, three quarters and all of the steps, 100 or more, it fell with more than
+        the power 1.25 of their number each time, while the norm of the parameters has come to more
+        than twice the first one. It lasts as long as the loss is that far below.
 
     Severity:
         Warning; critical where all progress is lost, that is where the loss is above its start.
@@ -137,7 +146,8 @@ class LossDiverging(Detector[DivergingState]):
 
     Evidence:
         `best`, `best_step`, `start`, `worst` (highest block median), `lost` (share of the progress
-        lost, at worst), and where it applies `lr_before`, `lr_after`, `lr_step`.
+        lost, at worst), and where it applies `lr_before`, `lr_after`, `lr_step`. Below: `first`
+        (size of the first losses), `last`, `power`, `grown` (of the parameters).
 
     Source:
         runmedic's share of lost progress, with a noise floor. On 64 healthy runs it never fired;
@@ -147,7 +157,7 @@ class LossDiverging(Detector[DivergingState]):
     kinds: ClassVar[tuple[str, ...]] = ("loss.diverging",)
     of_one_task: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = ("lr", *Phases.SERIES)
+    wants: ClassVar[tuple[str, ...]] = ("lr", "weight_norm", *Phases.SERIES)
 
     policies: ClassVar[type[Policy]] = DivergingPolicy
     policy: DivergingPolicy
@@ -169,10 +179,15 @@ class LossDiverging(Detector[DivergingState]):
         if turns and state.game_since is None:
             state.game_since = min(turns)
         steps, means = mean_over_ranks(window, "loss")
+        norms = dict(
+            zip(*(a.tolist() for a in mean_over_ranks(window, "weight_norm")), strict=True)
+        )
         for step, value in zip(steps.tolist(), means.tolist(), strict=True):
+            state.bottomless.norm(norms.get(step, math.nan))
             state.unmeasured.push(step, finite=math.isfinite(value))
             if not math.isfinite(value):
                 continue
+            state.bottomless.push(step, value)
             state.companions.pass_to(step)
             state.sign.push(value)
             if state.sign.negated:
@@ -187,6 +202,10 @@ class LossDiverging(Detector[DivergingState]):
                 self._take(state, *completed)
         if state.incident is not None:
             findings.append(self._finding(state.incident))
+        findings += [
+            bottomless.finding(e, game=state.game_since is not None)
+            for e in state.bottomless.watch.take(window.last_step)
+        ]
         return Outcome({"loss.diverging": self._check(state)}, tuple(findings))
 
     def _take(self, state: DivergingState, first_step: int, last_step: int, median: float) -> None:
@@ -277,6 +296,8 @@ class LossDiverging(Detector[DivergingState]):
     def _check(self, state: DivergingState) -> Check:
         if state.incident is not None:
             return Check(Status.OPEN, f"{self._finding(state.incident).title}.")
+        if (below := state.bottomless.watch.current) is not None and below.holding:
+            return Check(Status.OPEN, f"{bottomless.title_of(below)}.")
         if state.unmeasured.lasting:
             since = state.unmeasured.since
             why = f"The loss is not finite since step {since}: from then on it shows nothing."

@@ -18,6 +18,7 @@ _RIGHT: Mapping[str, float] = {
     "loss_broadcast": 1.0,
     "scores_softmaxed": 0.0,
     "scores_unnormalised": 0.0,
+    "scores_positive": 0.0,
     "labels_outside": 0.0,
 }
 
@@ -56,15 +57,17 @@ class LossInputs(Detector[InputsState]):
     """The loss function is given scores of the wrong kind, or shapes that do not match.
 
     It computes a number all the same, which falls, and the training learns slowly or something
-    else: a softmax before `cross_entropy`, which takes it once more, leaves a loss that cannot
-    come near 0 and gradients that vanish where an answer is wrong; probabilities in place of their
-    logarithms make `nll_loss` a loss without a floor; outputs of the shape [N, 1] and targets of
-    the shape [N] make N x N differences, and the best answer is then the mean of all targets; with
-    labels of -1 and 1, or of images that were normalised, a binary cross entropy has no floor.
+    else: a softmax before `cross_entropy`, which takes it once more, leaves a loss that cannot come
+    near 0 and gradients that vanish where an answer is wrong; probabilities in place of their
+    logarithms make `nll_loss` and `kl_div` losses without a floor; outputs of the shape [N, 1] and
+    targets of the shape [N] make N x N differences, and the best answer is then the mean of all
+    targets; with labels of -1 and 1, or of images that were normalised, a binary cross entropy has
+    no floor.
 
     Statistic:
-        At 8 consecutive samples `scores_softmaxed`, `scores_unnormalised` or `labels_outside` above
-        0, or `loss_broadcast` above 1, on any rank. Over after 8 steps without.
+        At 8 consecutive samples `scores_softmaxed`, `scores_unnormalised`, `scores_positive` or
+        `labels_outside` above 0, or `loss_broadcast` above 1, on any rank. Over after 8 steps
+        without.
 
     Severity:
         Warning.
@@ -73,7 +76,7 @@ class LossInputs(Detector[InputsState]):
         `series` and `value` (its mean over the ranks), `samples` (consecutive ones).
 
     Source:
-        The warnings of `cross_entropy`'s and `nll_loss`'s documentation; torch's own warning of
+        The warnings in the documentation of these functions; torch's own warning of
         target sizes that differ, which is given once and not at all by losses written by hand.
     """
 
@@ -150,6 +153,18 @@ def _finding(name: str, episode: Episode[float], given: Given) -> Finding:
         remedy = (
             "Return the scores from the model and take the softmax (sigmoid) in evaluation only; "
             "or keep it and take `nll_loss` of the logarithm (`binary_cross_entropy`)."
+        )
+    elif name == "scores_positive":
+        title = "`kl_div` is not given logarithms of probabilities"
+        cause = (
+            "Its first argument is the logarithm of what the model thinks likely, which is never "
+            "above 0; here no number is below 0: these are the probabilities themselves. The loss "
+            "falls below 0 then, and is lowest where all of it is given to one answer, whatever "
+            "the targets say."
+        )
+        remedy = (
+            "Take `log_softmax` of the scores before (`log_target=True` where the targets are "
+            "logarithms, too), and mind the order: the model's comes first."
         )
     elif name == "labels_outside":
         title = "A binary cross entropy is given labels below 0 or above 1"

@@ -13,6 +13,7 @@ from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Ou
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Number, Policy, Share, Times
 from rankscope.server.detectors.samples import LayerSample, layer_samples
+from rankscope.server.detectors.update import groups
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import (
     agree,
@@ -100,6 +101,7 @@ class RatioState:
     explained: deque[float] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
     whole: Watch[Large] = field(default_factory=lambda: Watch(clear_after=50))
     single: Watch[Large] = field(default_factory=lambda: Watch(clear_after=50))
+    groups: groups.Groups = field(default_factory=groups.Groups)
 
 
 class UpdateRatio(Detector[RatioState]):
@@ -111,14 +113,17 @@ class UpdateRatio(Detector[RatioState]):
         middle one: what grows from nothing at a steady pace has one over it. Steps at less than a
         tenth of the highest learning rate do not count: warm-up and the end of a schedule are
         neither; nor do those with a gradient below a thousandth of the first ones, where the loss
-        has come to its minimum. Of single matrices the same median is above 0.1 or below 3e-6
-        while the whole is as it should be. Updates that are too small altogether are `lr.too_low`,
-        none at all `update.missing`. Over after 50 steps without it.
+        has come to its minimum. Of single matrices the same median is above 0.1 or below 3e-6 while
+        the whole is as it should be. Updates that are too small altogether are `lr.too_low`, none
+        at all `update.missing`. Over after 50 steps without it. Groups: the highest of their rates
+        is 30 times the lowest or more, and the median above 3e-2 and above 1.3 over that number of
+        steps (0.6 where less than -0.1 of the deviance is explained); it lasts as long as the rates
+        lie apart.
 
     Severity:
-        Warning; critical above 0.3, where a few steps replace the parameters. Info for single
-        matrices, and where more than half of the deviance is explained or ever more of it is, as
-        at the peak of a schedule: such steps are no fault as long as they teach.
+        Warning; critical above 0.3 (of the whole model), where a few steps replace the parameters.
+        Info for single matrices, and where more than half of the deviance is explained or ever more
+        of it is, as at the peak of a schedule: such steps are no fault as long as they teach.
 
     Evidence:
         `update_ratio`, `lr`, `suggested_lr`, and `explained_deviance` and `matrices` with their own
@@ -132,7 +137,7 @@ class UpdateRatio(Detector[RatioState]):
     kinds: ClassVar[tuple[str, ...]] = ("update.ratio",)
     policies: ClassVar[type[Policy]] = RatioPolicy
     needs: ClassVar[tuple[str, ...]] = ("update_ratio",)
-    wants: ClassVar[tuple[str, ...]] = ("lr", "grad_norm", "explained_deviance")
+    wants: ClassVar[tuple[str, ...]] = ("lr", "grad_norm", "explained_deviance", groups.SERIES)
 
     policy: RatioPolicy
 
@@ -146,10 +151,12 @@ class UpdateRatio(Detector[RatioState]):
 
     def advance(self, window: Window, state: RatioState) -> Outcome:
         """Takes the updates with the rates they were made with."""
-        rows = dict(together(window, "update_ratio", *self.wants))
+        rows = dict(together(window, "update_ratio", "lr", "grad_norm", "explained_deviance"))
+        state.groups.begin(window)
         seen = dict(layer_samples(window, "update_ratio"))
         for step in sorted({*rows, *seen}):
             row = rows.get(step, {})
+            state.groups.pass_to(step)
             if math.isfinite(row.get("lr", math.nan)):
                 state.rate = row["lr"]
                 state.peak = max(state.peak, state.rate)
@@ -173,6 +180,7 @@ class UpdateRatio(Detector[RatioState]):
                 self._judge(step, state)
         findings = [_finding(e, self.policy, window) for e in state.whole.take(window.last_step)]
         findings += [_single(e) for e in state.single.take(window.last_step)]
+        findings += [groups.finding(e) for e in state.groups.watch.take(window.last_step)]
         return Outcome({"update.ratio": _check(window, state, self.policy)}, tuple(findings))
 
     def _converged(self, norm: float, state: RatioState) -> bool:
@@ -207,6 +215,16 @@ class UpdateRatio(Detector[RatioState]):
             if len(values) >= policy.evidence
         }
         middle = state.updates[len(state.updates) // 2][0] - state.begun + 1
+        learns, explained = _learns(state, policy)
+        state.groups.judge(
+            step,
+            update=typical,
+            middle=middle,
+            high=policy.high,
+            tensors=medians,
+            learns=learns,
+            explained=explained,
+        )
         if typical > max(policy.high, policy.growth / middle):
             large = {n: m for n, m in medians.items() if m > policy.high}
             facts = Large(typical, state.rate, large, *_learns(state, policy))
@@ -321,6 +339,8 @@ def _check(window: Window, state: RatioState, policy: RatioPolicy) -> Check:
     single = state.single.open(window.last_step)
     if single is not None:
         return Check(Status.OPEN, f"{_single(single).title}.")
+    if (apart := state.groups.watch.open(window.last_step)) is not None:
+        return Check(Status.OPEN, f"{groups.title_of(apart)}.")
     if len(state.updates) < policy.evidence:
         why = f"{count(len(state.updates), 'sampled update')} of {policy.evidence} needed."
         return Check(Status.INSUFFICIENT_DATA, why)

@@ -71,6 +71,24 @@ def test_what_is_given_to_nll_loss(made, unnormalised):
         assert scalars["scores_unnormalised"] == unnormalised
 
 
+@pytest.mark.parametrize(
+    ("made", "positive"),
+    [
+        (lambda scores: scores.log_softmax(1), 0.0),
+        (lambda scores: scores, 0.0),
+        (lambda scores: scores.softmax(1), 1.0),
+    ],
+)
+def test_what_is_given_to_kl_div(made, positive):
+    target = torch.rand(SAMPLES, 3, generator=torch.Generator().manual_seed(0)).softmax(1)
+
+    def loss(scores):
+        return functional.kl_div(made(scores), target, reduction="batchmean")
+
+    for scalars in trained(loss):
+        assert scalars["scores_positive"] == positive
+
+
 @pytest.mark.parametrize(("made", "softmaxed"), [(lambda s: s, 0.0), (lambda s: s.sigmoid(), 1.0)])
 def test_a_sigmoid_before_a_loss_that_takes_it_itself(made, softmaxed):
     target = (torch.arange(SAMPLES) % 2).float()[:, None].expand(-1, 3)
