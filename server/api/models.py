@@ -99,6 +99,13 @@ class Run(BaseModel):
     silenced_alert: OpenAlert | None
 
 
+class Project(BaseModel):
+    """A project and how many runs it has."""
+
+    name: str
+    runs: int
+
+
 class RankStatus(BaseModel):
     """One rank as it was last heard of."""
 

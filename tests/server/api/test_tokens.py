@@ -146,6 +146,8 @@ def test_a_token_of_a_project_sees_no_other(service):
         answer = service.client.get(f"/api/v1{path}", params=params, headers=mine)
         return [item["id"] for item in answer.json()["items"]]
 
+    projects = service.client.get("/api/v1/projects", headers=mine).json()["items"]
+    assert projects == [{"name": "beta", "runs": 1}]
     assert listed("/runs") == ["badger"]
     assert listed("/runs", project="default") == []
     assert listed("/alerts", consequences="true") == []
