@@ -18,6 +18,7 @@ from rankscope.server import detectors
 from rankscope.server.alerts.fields import alert_fields
 from rankscope.server.api import models
 from rankscope.server.api.deps import Database, Page, RunId, known_run, next_cursor, paging
+from rankscope.server.api.notifications import notification_models
 from rankscope.server.api.problems import Problem
 from rankscope.server.storage import alerts
 from rankscope.server.storage.engine import reading, writing
@@ -31,6 +32,8 @@ _LATEST = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 # Longer ones than a person writes cost the database time.
 _MAX_SEARCH = 200
 _MAX_KIND = 64
+# Of an alert: one for each target.
+_MAX_NOTIFICATIONS = 500
 
 Paging = Annotated[Page, Depends(paging(float, str))]
 
@@ -98,7 +101,7 @@ def all_alerts(
 
 @router.get("/alerts/{alert}")
 def get_alert(engine: Database, alert: str) -> models.AlertDetail:
-    """One alert with all its evidence and what happened to it."""
+    """One alert with all its evidence, what happened to it, and who was told of it."""
     with reading(engine) as connection:
         return _detail(connection, alert)
 
@@ -241,6 +244,9 @@ def _detail(connection: Connection, alert: str) -> models.AlertDetail:
     return models.AlertDetail(
         **_members(found),
         **_told(connection, [found], run=key)[found.id],
+        notifications=notification_models(
+            connection, limit=_MAX_NOTIFICATIONS, run=key, alert=alert, pending=False
+        ),
         history=[models.Transition(**(h | {"at": models.time_of(h["at"])})) for h in history],
     )
 

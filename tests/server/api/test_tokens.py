@@ -82,7 +82,14 @@ def routes(app):
         for path, methods in app.openapi()["paths"].items()
         for method in methods
     }
-    pages = ["/", "/alerts", "/compare", "/runs/{run}", "/compare/figures/curves.json"]
+    pages = [
+        "/",
+        "/alerts",
+        "/notifications",
+        "/compare",
+        "/runs/{run}",
+        "/compare/figures/curves.json",
+    ]
     figures = ["curves", "divergence", "distances"]
     pages += [f"/runs/{{run}}/figures/{name}.json" for name in figures]
     found |= {("GET", path) for path in pages}
