@@ -76,6 +76,10 @@ def _pages(templates: Jinja2Templates, source: Source) -> APIRouter:
     def alerts(request: Request) -> Response:
         return _page(templates, request, "alerts.html", page="alerts")
 
+    @router.get("/notifications")
+    def notifications(request: Request) -> Response:
+        return _page(templates, request, "notifications.html", page="notifications")
+
     @router.get("/compare")
     def compare(request: Request) -> Response:
         return _page(templates, request, "compare.html", plotly=assets.plotly_name())

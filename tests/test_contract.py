@@ -75,6 +75,7 @@ FURTHER_ROUTES = """
     PUT /api/v1/projects/{project}/detectors
     PATCH /api/v1/projects/{project}/detectors
     GET /api/v1/runs/{run}/detectors
+    GET /api/v1/projects
     GET /api/v1/notifications
     GET /api/v1/notifications/targets
     POST /api/v1/notifications/targets/{target}/test
@@ -84,8 +85,8 @@ QUERIES = {
     "/api/v1/runs": "project state q limit cursor",
     "/api/v1/runs/{run}/series": "metric rank from_step to_step max_points",
     "/api/v1/runs/{run}/divergence": "from_step to_step",
-    "/api/v1/runs/{run}/alerts": "state severity kind rank limit cursor",
-    "/api/v1/alerts": "project limit cursor",
+    "/api/v1/runs/{run}/alerts": "state severity kind rank q limit cursor",
+    "/api/v1/alerts": "project state severity kind rank q limit cursor",
     "/api/v1/runs/{run}/verdict": "fail_on",
     "/api/v1/compare": "runs",
 }

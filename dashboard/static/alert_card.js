@@ -1,5 +1,6 @@
 // One alert as a card: what, since when, which ranks and tensors, why, what to do, the evidence.
 
+import { history } from "./alert_history.js";
 import { Problem, age, get, post, remove, runPage, runPath } from "./api.js";
 import { ask, saidBy } from "./ask.js";
 import { badge, duration, el, number, prose, ranksText, severityBadge } from "./dom.js";
@@ -54,6 +55,7 @@ export function alertCard(alert, consequences = [], options = {}) {
     !options.brief && alert.remedy && el("p", { class: "remedy" }, el("b", {}, "What to do: "), prose(alert.remedy)),
     consequences.length > 0 && followers(consequences),
     details(alert),
+    history(alert),
     actions(alert, options),
   );
 }

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query
 from sqlalchemy import Connection, Engine
 
+from rankscope.agent import wire
 from rankscope.server import detectors
 from rankscope.server.alerts.fields import alert_fields
 from rankscope.server.api import models
 from rankscope.server.api.deps import Database, Page, RunId, known_run, next_cursor, paging
+from rankscope.server.api.notifications import notification_models
 from rankscope.server.api.problems import Problem
 from rankscope.server.storage import alerts
 from rankscope.server.storage.engine import reading, writing
@@ -24,65 +29,79 @@ router = APIRouter(tags=["alerts"])
 # Later ones, rounded to a float or brought to UTC, have no date any more.
 _LATEST = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 
+# Longer ones than a person writes cost the database time.
+_MAX_SEARCH = 200
+_MAX_KIND = 64
+# Of an alert: one for each target.
+_MAX_NOTIFICATIONS = 500
+
 Paging = Annotated[Page, Depends(paging(float, str))]
-State = Annotated[str | None, Query(pattern="^(open|resolved)$")]
-Severity = Annotated[models.Severity | None, Query()]
-Consequences = Annotated[
-    bool, Query(description="list alerts that follow from others as well, not only root causes")
-]
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which alerts a list has; members as `storage.alerts.list_alerts` takes them."""
+
+    state: str | None = None
+    severity: str | None = None
+    kind: str | None = None
+    rank: int | None = None
+    search: str | None = None
+    consequences: bool = False
+
+
+def _filter(
+    state: Annotated[Literal["open", "resolved"] | None, Query()] = None,
+    severity: Annotated[models.Severity | None, Query()] = None,
+    kind: Annotated[
+        str | None,
+        Query(
+            description="a kind, or a pattern such as `desync.*`",
+            pattern=r"^[a-z0-9_.*?]+$",
+            max_length=_MAX_KIND,
+        ),
+    ] = None,
+    rank: Annotated[
+        int | None, Query(description="a suspect rank", ge=0, le=wire.limits.RANK.most)
+    ] = None,
+    q: Annotated[
+        str | None,
+        Query(
+            description="words, each in the kind, the title, the run or the name of a tensor",
+            max_length=_MAX_SEARCH,
+        ),
+    ] = None,
+    consequences: Annotated[
+        bool, Query(description="list alerts that follow from others as well, not only root causes")
+    ] = False,
+) -> Filter:
+    if q is not None and "\0" in q:
+        raise Problem(422, "q: has a NUL in it, which no name and no title has")
+    return Filter(state, severity, kind, rank, q, consequences)
+
+
+Wanted = Annotated[Filter, Depends(_filter)]
 
 
 @router.get("/runs/{run}/alerts")
 def run_alerts(
-    engine: Database,
-    run: RunId,
-    page: Paging,
-    state: State = None,
-    severity: Severity = None,
-    kind: str | None = None,
-    rank: int | None = None,
-    consequences: Consequences = False,
+    engine: Database, run: RunId, page: Paging, wanted: Wanted
 ) -> models.Items[models.Alert]:
     """Alerts of a run, newest first."""
-    return _list(
-        engine,
-        page,
-        run=run,
-        state=state,
-        severity=severity,
-        kind=kind,
-        rank=rank,
-        consequences=consequences,
-    )
+    return _list(engine, page, wanted, run=run)
 
 
 @router.get("/alerts")
 def all_alerts(
-    engine: Database,
-    page: Paging,
-    project: str | None = None,
-    state: State = None,
-    severity: Severity = None,
-    kind: str | None = None,
-    rank: int | None = None,
-    consequences: Consequences = False,
+    engine: Database, page: Paging, wanted: Wanted, project: str | None = None
 ) -> models.Items[models.Alert]:
     """Alerts of all runs, newest first."""
-    return _list(
-        engine,
-        page,
-        project=project,
-        state=state,
-        severity=severity,
-        kind=kind,
-        rank=rank,
-        consequences=consequences,
-    )
+    return _list(engine, page, wanted, project=project)
 
 
 @router.get("/alerts/{alert}")
 def get_alert(engine: Database, alert: str) -> models.AlertDetail:
-    """One alert with all its evidence and what happened to it."""
+    """One alert with all its evidence, what happened to it, and who was told of it."""
     with reading(engine) as connection:
         return _detail(connection, alert)
 
@@ -173,18 +192,43 @@ def _until(request: models.AcknowledgeRequest, now: float) -> float | None:
 
 
 def _list(
-    engine: Engine, page: Page, *, run: str | None = None, **wanted: Any
+    engine: Engine,
+    page: Page,
+    wanted: Filter,
+    *,
+    run: str | None = None,
+    project: str | None = None,
 ) -> models.Items[models.Alert]:
     with reading(engine) as connection:
         key = None if run is None else known_run(connection, run).key
+        _check_kind(connection, wanted.kind)
         found, after = alerts.list_alerts(
-            connection, limit=page.limit, after=page.after, run=key, **wanted
+            connection,
+            limit=page.limit,
+            after=page.after,
+            run=key,
+            project=project,
+            **asdict(wanted),
         )
         told = _told(connection, found, run=key)
     return models.Items(
         items=[models.Alert(**_members(a), **told[a.id]) for a in found],
         next_cursor=next_cursor(after),
     )
+
+
+def _check_kind(connection: Connection, kind: str | None) -> None:
+    """Refuses a kind that is none: an empty list would read as "nothing was found".
+
+    One that no detector has any more is known by its alerts.
+    """
+    known = detectors.installed().kinds
+    if kind is None or kind in known or any(fnmatchcase(k, kind) for k in known):
+        return
+    if not alerts.has_kind(connection, kind):
+        close = get_close_matches(kind, known, 1)
+        hint = f"; did you mean {close[0]!r}?" if close else f"; the kinds are {', '.join(known)}"
+        raise Problem(422, f"kind: there is no {kind!r}{hint}")
 
 
 def _known(connection: Connection, alert: str) -> tuple[int, Alert]:
@@ -200,6 +244,9 @@ def _detail(connection: Connection, alert: str) -> models.AlertDetail:
     return models.AlertDetail(
         **_members(found),
         **_told(connection, [found], run=key)[found.id],
+        notifications=notification_models(
+            connection, limit=_MAX_NOTIFICATIONS, run=key, alert=alert, pending=False
+        ),
         history=[models.Transition(**(h | {"at": models.time_of(h["at"])})) for h in history],
     )
 

@@ -99,6 +99,13 @@ class Run(BaseModel):
     silenced_alert: OpenAlert | None
 
 
+class Project(BaseModel):
+    """A project and how many runs it has."""
+
+    name: str
+    runs: int
+
+
 class RankStatus(BaseModel):
     """One rank as it was last heard of."""
 
@@ -310,6 +317,21 @@ class Silence(BaseModel):
     until: datetime | None
 
 
+class TargetOutcome(BaseModel):
+    """What came of telling a target so far; tests are not part of it.
+
+    Of alerts of which the last try failed, `failing_since`, `error` and `next_try_at` are those of
+    the newest; `next_try_at` is null where it was given up.
+    """
+
+    told_at: datetime | None = Field(description="when it took something last")
+    waiting: int = Field(description="alerts that it is still to be told something of")
+    failing: int = Field(description="alerts of which the last try failed")
+    failing_since: datetime | None
+    error: str | None
+    next_try_at: datetime | None
+
+
 class NotificationTarget(BaseModel):
     """Who is told of alerts; `projects` and `kinds` are null where they are told of all."""
 
@@ -320,6 +342,7 @@ class NotificationTarget(BaseModel):
     kinds: list[str] | None
     severity: Severity = Field(description="the least one that is told")
     created_at: datetime
+    outcome: TargetOutcome
 
 
 class Notification(BaseModel):
@@ -379,9 +402,10 @@ class Alert(BaseModel):
 
 
 class AlertDetail(Alert):
-    """An alert with its history."""
+    """An alert with its history, and what each target was told of it."""
 
     history: list[Transition]
+    notifications: list[Notification]
 
 
 class AcknowledgeRequest(Model):

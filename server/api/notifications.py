@@ -6,11 +6,14 @@ is not to have the server call any address.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Annotated, cast
 
 from fastapi import APIRouter, Query
+from sqlalchemy import Connection
 
 from rankscope.server.api import models
 from rankscope.server.api.deps import Database, known_run
@@ -19,10 +22,12 @@ from rankscope.server.notifications import transports
 from rankscope.server.notifications.message import example
 from rankscope.server.storage import notifications
 from rankscope.server.storage.engine import reading
-from rankscope.server.storage.notifications import Notification, Target
+from rankscope.server.storage.notifications import Notification, Outcome, Target
 from rankscope.server.storage.visibility import visible
 
 router = APIRouter(tags=["notifications"], prefix="/notifications")
+
+_logger = logging.getLogger(__name__)
 
 Limit = Annotated[int, Query(ge=1, le=500, description="longest list")]
 
@@ -31,19 +36,18 @@ Limit = Annotated[int, Query(ge=1, le=500, description="longest list")]
 def list_notifications(
     engine: Database,
     run: str | None = None,
+    alert: Annotated[str | None, Query(description="id of an alert")] = None,
     pending: Annotated[bool, Query(description="what waits or failed alone")] = False,
     limit: Limit = 100,
 ) -> models.Items[models.Notification]:
     """What was told of alerts and what waits, the newest first."""
     with reading(engine) as connection:
         key = None if run is None else known_run(connection, run).key
-        names = {t.id: t.name for t in _visible_targets(notifications.targets(connection))}
-        found = notifications.log(
-            connection, limit=limit, run=key, targets=list(names), open_only=pending
+        return models.Items(
+            items=notification_models(
+                connection, limit=limit, run=key, alert=alert, pending=pending
+            )
         )
-    return models.Items(
-        items=[notification_model(run_id, title, one, names) for run_id, title, one in found]
-    )
 
 
 @router.get("/targets")
@@ -51,7 +55,8 @@ def list_targets(engine: Database) -> models.Items[models.NotificationTarget]:
     """Who is told of alerts; their addresses without what gives access to them."""
     with reading(engine) as connection:
         found = _visible_targets(notifications.targets(connection))
-    return models.Items(items=[target_model(t) for t in found])
+        outcomes = notifications.outcomes(connection)
+    return models.Items(items=[target_model(t, outcomes.get(t.id, Outcome())) for t in found])
 
 
 @router.post("/targets/{target}/test")
@@ -67,11 +72,15 @@ def send_test(engine: Database, target: str) -> models.Delivery:
         transports.deliver(found[0].url, example("", time.time()))
     except (transports.NotDelivered, transports.BadTarget) as error:
         return models.Delivery(delivered=False, error=str(error))
+    except Exception as error:
+        # A service's library may raise whatever it likes, and say addresses with their secrets.
+        _logger.debug("%s cannot be told", found[0].name, exc_info=True)
+        return models.Delivery(delivered=False, error=type(error).__name__)
     return models.Delivery(delivered=True, error=None)
 
 
-def target_model(target: Target) -> models.NotificationTarget:
-    """A target, its address masked."""
+def target_model(target: Target, outcome: Outcome) -> models.NotificationTarget:
+    """A target, its address masked, and what came of telling it."""
     return models.NotificationTarget(
         id=target.id,
         name=target.name,
@@ -80,7 +89,26 @@ def target_model(target: Target) -> models.NotificationTarget:
         kinds=None if target.kinds is None else list(target.kinds),
         severity=cast(models.Severity, target.severity),
         created_at=models.time_of(target.created_at),
+        outcome=models.TargetOutcome(
+            told_at=_time(outcome.told_at),
+            waiting=outcome.waiting,
+            failing=outcome.failing,
+            failing_since=_time(outcome.failing_since),
+            error=outcome.error or None,
+            next_try_at=_time(outcome.next_try_at),
+        ),
     )
+
+
+def notification_models(
+    connection: Connection, *, limit: int, run: int | None, alert: str | None, pending: bool
+) -> list[models.Notification]:
+    """What targets that may be seen were told, the newest first."""
+    names = {t.id: t.name for t in _visible_targets(notifications.targets(connection))}
+    found = notifications.log(
+        connection, limit=limit, run=run, alert=alert, targets=list(names), open_only=pending
+    )
+    return [notification_model(run_id, title, one, names) for run_id, title, one in found]
 
 
 def notification_model(
@@ -99,12 +127,16 @@ def notification_model(
         target=one.target,
         name=names.get(one.target, ""),
         told=one.told or None,
-        told_at=None if one.told_at is None else models.time_of(one.told_at),
+        told_at=_time(one.told_at),
         waits=waits,
-        next_try_at=models.time_of(one.due_at) if waits and one.due_at is not None else None,
+        next_try_at=_time(one.due_at) if waits else None,
         failures=one.failures,
         error=one.error or None,
     )
+
+
+def _time(seconds: float | None) -> datetime | None:
+    return None if seconds is None else models.time_of(seconds)
 
 
 def _visible_targets(targets: list[Target]) -> list[Target]:

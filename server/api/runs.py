@@ -1,4 +1,4 @@
-"""`GET /runs`, `GET /runs/{run}`, `DELETE /runs/{run}`."""
+"""`GET /runs`, `GET /runs/{run}`, `DELETE /runs/{run}`, `GET /projects`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from rankscope.server.api.models import (
     AgentFault,
     Items,
     OpenAlert,
+    Project,
     RankStatus,
     Run,
     RunDetail,
@@ -52,6 +53,17 @@ def list_runs(
             connection, limit=page.limit, after=page.after, project=project, state=state, search=q
         )
         return Items(items=summaries(connection, rows), next_cursor=next_cursor(after))
+
+
+@router.get("/projects")
+def list_projects(engine: Database, page: Annotated[Page, Depends(paging(str))]) -> Items[Project]:
+    """Projects that have runs, by name."""
+    with reading(engine) as connection:
+        found, after = runs.list_projects(connection, limit=page.limit, after=page.after)
+    return Items(
+        items=[Project(name=name, runs=count) for name, count in found],
+        next_cursor=next_cursor(after),
+    )
 
 
 @router.get("/runs/{run}")

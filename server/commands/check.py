@@ -129,7 +129,7 @@ class _Local:
         run = unquote(path.split("/")[2])
         if path.endswith("/alerts"):
             page = Page(limit=sys.maxsize >> 8, after=None)
-            found = alerts.run_alerts(self._engine, run, page, consequences=True)
+            found = alerts.run_alerts(self._engine, run, page, alerts.Filter(consequences=True))
             return found.model_dump(mode="json")
         asked = verdict.get_verdict(
             self._engine,

@@ -19,7 +19,7 @@ from rankscope.server.notifications import transports
 from rankscope.server.notifications.message import example, time_text
 from rankscope.server.storage import notifications, runs
 from rankscope.server.storage.engine import reading, writing
-from rankscope.server.storage.notifications import Notification, Target
+from rankscope.server.storage.notifications import Notification, Outcome, Target
 
 _MAX_NAME = 250
 _MAX_URL = 4000
@@ -103,7 +103,7 @@ def _add(engine: Engine, options: argparse.Namespace) -> int:
             now=time.time(),
         )
     if options.json:
-        print(target_model(made).model_dump_json(indent=2))
+        print(target_model(made, Outcome()).model_dump_json(indent=2))
         return OK
     print(f"{made.id} ({made.name}) is told of {_of_what(made)} from now on")
     complain(f"`rankscope notify test {made.id}` sends a test message")
@@ -113,8 +113,9 @@ def _add(engine: Engine, options: argparse.Namespace) -> int:
 def _list(engine: Engine, options: argparse.Namespace) -> int:
     with reading(engine) as connection:
         found = notifications.targets(connection)
+        outcomes = notifications.outcomes(connection)
     if options.json:
-        _print_items([target_model(t) for t in found])
+        _print_items([target_model(t, outcomes.get(t.id, Outcome())) for t in found])
     elif not found:
         print("Nobody is told of alerts. `rankscope notify add --help` says how.")
     else:

@@ -21,7 +21,7 @@ from sqlalchemy import (
 )
 
 from rankscope.agent import wire
-from rankscope.server.storage import schema
+from rankscope.server.storage import dialect, schema
 from rankscope.server.storage.plain import plain
 from rankscope.server.storage.visibility import of_visible
 from rankscope.server.window import Alert, Check, Status
@@ -121,6 +121,7 @@ def list_alerts(
     severity: str | None = None,
     kind: str | None = None,
     rank: int | None = None,
+    search: str | None = None,
     consequences: bool = False,
 ) -> tuple[list[Alert], tuple[float, str] | None]:
     """A page of alerts, newest first, and where the next one begins.
@@ -129,6 +130,9 @@ def list_alerts(
 
     Args:
         after: what the page before ended with: (opened_at, id).
+        kind: a kind, or a pattern with `*` and `?`.
+        search: words, each of which is part of the kind, the title, the id of the run or the name
+            of a tensor.
         consequences: whether alerts that follow from others are listed too.
     """
     a, r = schema.alert, schema.run
@@ -138,31 +142,61 @@ def list_alerts(
         .join(r, r.c.key == a.c.run)
         .where(of_visible(r.c.project))
         .order_by(a.c.opened_at.desc(), a.c.id.desc())
+        .limit(limit + 1)
     )
     for column, value in (
         (a.c.run, run),
         (r.c.project, project),
         (a.c.state, state),
         (shown, None if severity is None else wire.SEVERITIES.index(severity)),
-        (a.c.kind, kind),
     ):
         if value is not None:
             query = query.where(column == value)
+    if kind is not None:
+        query = query.where(_of_kind(kind))
+    if rank is not None:
+        named = str(rank)
+        query = query.where(dialect.any_element(connection, a.c.ranks, lambda e: e == named))
+    for word in (search or "").split():
+        query = query.where(_says(connection, word))
     if not consequences:
         query = query.where(a.c.parent.is_(None))
-    found: list[Any] = []
-    # Ranks are a JSON list, which the two databases search in different ways: filtered here.
-    while True:
-        page = query if after is None else query.where(tuple_(a.c.opened_at, a.c.id) < after)
-        rows = connection.execute(page.limit(limit + 1)).all()
-        found += [row for row in rows if rank is None or rank in row.ranks]
-        if len(found) > limit or len(rows) <= limit:
-            break
-        after = (rows[-1].opened_at, rows[-1].id)
-    more = len(found) > limit
-    found = found[:limit]
-    next_after = (found[-1].opened_at, found[-1].id) if more else None
-    return [_as_shown(row, row.run_id) for row in found], next_after
+    if after is not None:
+        query = query.where(tuple_(a.c.opened_at, a.c.id) < after)
+    rows = connection.execute(query).all()
+    more = len(rows) > limit
+    rows = rows[:limit]
+    next_after = (rows[-1].opened_at, rows[-1].id) if more else None
+    return [_as_shown(row, row.run_id) for row in rows], next_after
+
+
+def _of_kind(kind: str) -> ColumnElement[bool]:
+    if "*" not in kind and "?" not in kind:
+        return schema.alert.c.kind == kind
+    escaped = kind.replace("/", "//").replace("_", "/_").replace("%", "/%")
+    return schema.alert.c.kind.like(escaped.replace("*", "%").replace("?", "_"), escape="/")
+
+
+def _says(connection: Connection, word: str) -> ColumnElement[bool]:
+    """Whether a word is part of what an alert is found by, in capitals or not."""
+    a, r = schema.alert, schema.run
+
+    def has(text: ColumnElement[str]) -> ColumnElement[bool]:
+        return text.icontains(word, autoescape=True)
+
+    return or_(
+        has(a.c.kind),
+        has(a.c.title),
+        has(r.c.id),
+        dialect.any_element(connection, a.c.tensors, has),
+    )
+
+
+def has_kind(connection: Connection, kind: str) -> bool:
+    """Whether there is an alert of a kind, or of one that fits a pattern, in any run."""
+    a, r = schema.alert, schema.run
+    query = select(a.c.kind).join(r, r.c.key == a.c.run).where(_of_kind(kind))
+    return connection.scalar(query.where(of_visible(r.c.project)).limit(1)) is not None
 
 
 def get_alert(connection: Connection, alert_id: str) -> tuple[int, Alert] | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import Connection, Float, Table, cast, func
+from sqlalchemy import ColumnElement, Connection, Float, Table, Text, cast, exists, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 
@@ -19,3 +20,17 @@ def clock(connection: Connection) -> Any:
         return (func.julianday("now") - 2440587.5) * 86400.0
     # Of the statement: Citus takes no function in an update whose value changes within it.
     return cast(func.extract("epoch", func.statement_timestamp()), Float)
+
+
+def any_element(
+    connection: Connection,
+    column: ColumnElement[Any],
+    fits: Callable[[ColumnElement[str]], ColumnElement[bool]],
+) -> ColumnElement[bool]:
+    """Whether an element of a JSON list fits; numbers are asked for as text."""
+    if connection.dialect.name == "sqlite":
+        elements = func.json_each(column)
+    else:
+        elements = func.json_array_elements_text(column)
+    value = elements.table_valued("value").c.value
+    return exists(select(value).where(fits(cast(value, Text))))

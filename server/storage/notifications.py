@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, and_, case, delete, func, insert, or_, select, update
 
 from rankscope.server.storage import dialect, schema
 from rankscope.server.storage.visibility import of_visible
@@ -64,6 +64,27 @@ class Notification:
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of telling a target so far.
+
+    Attributes:
+        told_at: when it took something last, seconds since 1970; None: never.
+        waiting: alerts that it is still to be told something of and that did not fail.
+        failing: those of which the last try failed.
+        failing_since: since when the newest of these waits.
+        error: what came of the last try of that one.
+        next_try_at: when that one is tried again; None: never.
+    """
+
+    told_at: float | None = None
+    waiting: int = 0
+    failing: int = 0
+    failing_since: float | None = None
+    error: str = ""
+    next_try_at: float | None = None
+
+
 def add_target(
     connection: Connection,
     *,
@@ -113,6 +134,33 @@ def targets(connection: Connection) -> list[Target]:
         )
         for row in connection.execute(select(t).order_by(t.c.created_at, t.c.id))
     ]
+
+
+def outcomes(connection: Connection) -> dict[str, Outcome]:
+    """What came of telling each target, by its id, of runs that may be seen."""
+    n, r = schema.notification, schema.run
+    fails = n.c.error != ""
+    waits = and_(n.c.wanted_at.is_not(None), n.c.error == "")
+    seen = select(
+        n.c.target,
+        func.max(n.c.told_at),
+        func.sum(case((waits, 1), else_=0)),
+        func.sum(case((fails, 1), else_=0)),
+    )
+    seen = seen.join(r, r.c.key == n.c.run).where(of_visible(r.c.project)).group_by(n.c.target)
+    found = {target: Outcome(*rest) for target, *rest in connection.execute(seen)}
+    for target, outcome in found.items():
+        if outcome.failing:
+            newest = (
+                select(n.c.wanted_at, n.c.error, n.c.due_at)
+                .join(r, r.c.key == n.c.run)
+                .where(of_visible(r.c.project), n.c.target == target, fails)
+                .order_by(func.coalesce(n.c.wanted_at, 0).desc(), n.c.alert)
+                .limit(1)
+            )
+            since, error, again = connection.execute(newest).one()
+            found[target] = replace(outcome, failing_since=since, error=error, next_try_at=again)
+    return found
 
 
 def remove_target(connection: Connection, target_id: str) -> bool:
@@ -219,13 +267,14 @@ def log(
     *,
     limit: int,
     run: int | None = None,
+    alert: str | None = None,
     targets: Collection[str] | None = None,
     open_only: bool = False,
 ) -> list[tuple[str, str, Notification]]:
     """What was told and what is to be, the newest first.
 
     Args:
-        targets: of these alone.
+        run, alert, targets: of these alone.
         open_only: what waits or failed alone.
 
     Returns:
@@ -242,6 +291,8 @@ def log(
     )
     if run is not None:
         query = query.where(n.c.run == run)
+    if alert is not None:
+        query = query.where(n.c.alert == alert)
     if targets is not None:
         query = query.where(n.c.target.in_(targets))
     if open_only:

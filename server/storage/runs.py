@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, or_, select, tuple_
+from sqlalchemy import Connection, func, or_, select, tuple_
 
 from rankscope.server.storage import schema
 from rankscope.server.storage.run_names import run_key
@@ -47,6 +47,30 @@ def list_runs(
     more = len(rows) > limit
     rows = rows[:limit]
     return rows, (rows[-1].started_at, rows[-1].key) if more else None
+
+
+def list_projects(
+    connection: Connection, *, limit: int, after: tuple[str] | None = None
+) -> tuple[list[tuple[str, int]], tuple[str] | None]:
+    """A page of projects by name, with the number of their runs, and where the next page begins.
+
+    Args:
+        after: what the page before ended with.
+    """
+    r = schema.run
+    query = (
+        select(r.c.project, func.count())
+        .where(of_visible(r.c.project))
+        .group_by(r.c.project)
+        .order_by(r.c.project)
+        .limit(limit + 1)
+    )
+    if after is not None:
+        query = query.where(r.c.project > after[0])
+    found = [(project, count) for project, count in connection.execute(query)]
+    more = len(found) > limit
+    found = found[:limit]
+    return found, (found[-1][0],) if more else None
 
 
 def find_run(connection: Connection, run_id: str) -> Any | None:

@@ -7,7 +7,7 @@ from rankscope.server.storage.engine import writing
 from tests.support.incidents import alert
 
 
-def add_run(engine, key=1, run="otter", project="default", now=1000.0):
+def add_run(engine, key=1, run="otter", project="default", now=1000.0, state="running"):
     with writing(engine) as connection:
         connection.execute(insert(schema.run_name).values(key=key, id=run))
         connection.execute(
@@ -15,7 +15,7 @@ def add_run(engine, key=1, run="otter", project="default", now=1000.0):
                 key=key,
                 id=run,
                 project=project,
-                state="running",
+                state=state,
                 world_size=4,
                 started_at=now,
                 last_seen_at=now,

@@ -484,7 +484,7 @@ def test_health(client):
 
 
 def test_nothing_comes_from_outside(client):
-    for path in ("/docs", "/", "/alerts"):
+    for path in ("/docs", "/", "/alerts", "/notifications"):
         answer = client.get(path)
         assert answer.status_code == 200
         assert "default-src 'self'" in answer.headers["content-security-policy"]

@@ -82,7 +82,14 @@ def routes(app):
         for path, methods in app.openapi()["paths"].items()
         for method in methods
     }
-    pages = ["/", "/alerts", "/compare", "/runs/{run}", "/compare/figures/curves.json"]
+    pages = [
+        "/",
+        "/alerts",
+        "/notifications",
+        "/compare",
+        "/runs/{run}",
+        "/compare/figures/curves.json",
+    ]
     figures = ["curves", "divergence", "distances"]
     pages += [f"/runs/{{run}}/figures/{name}.json" for name in figures]
     found |= {("GET", path) for path in pages}
@@ -151,6 +158,8 @@ def test_a_token_of_a_project_sees_no_other(service):
         answer = service.client.get(f"/api/v1{path}", params=params, headers=mine)
         return [item["id"] for item in answer.json()["items"]]
 
+    projects = service.client.get("/api/v1/projects", headers=mine).json()["items"]
+    assert projects == [{"name": "beta", "runs": 1}]
     assert listed("/runs") == ["badger"]
     assert listed("/runs", project="default") == []
     assert listed("/alerts", consequences="true") == []
