@@ -48,6 +48,7 @@ from tests.support.timings import (
 )
 from tests.support.traces import Trace
 from tests.support.weighted import weighted
+from tests.support.written_over import written_over
 
 TRACES = Path(__file__).parents[1] / "server" / "detectors" / "traces"
 
@@ -280,5 +281,6 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         dying,
         embeddings,
         score,
+        written_over,
     )
 }
