@@ -56,6 +56,18 @@ def test_shuffled_epochs_are_not(tmp_path):
     assert job.checks["data.unshuffled"].status == "ok"
 
 
+@pytest.mark.parametrize(("name", "severity"), [("one-batch", "warning"), ("whole-data", "info")])
+def test_one_batch_for_ever_is_seen_and_a_data_set_in_one_batch_is_no_fault(
+    tmp_path, name, severity
+):
+    job = judged_job(SCRIPT, name, "140", ranks=1, folder=tmp_path)
+    alert = job.alerts["data.unshuffled"]
+    assert (alert.severity, alert.first_step, alert.ranks) == (severity, 0, [0])
+    assert [a.kind for a in job.alerts.values() if a.severity != "info"] == (
+        ["data.unshuffled"] if severity == "warning" else []
+    )
+
+
 def test_a_rank_that_reads_what_another_has_read_before_is_seen(tmp_path):
     job = judged_job(SCRIPT, "late", "120", ranks=2, folder=tmp_path)
     assert job.alerts["data.overlap"].severity == "warning"

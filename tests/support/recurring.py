@@ -81,6 +81,7 @@ def stuck(
     loop: int = 1,
     loader: int = 0,
     stored: int = 0,
+    samples: int = 32,
 ) -> Trace:
     """Ranks whose batches are new ones, but for some steps at which they have one and the same.
 
@@ -88,7 +89,8 @@ def stuck(
         rank: the only one that has; None for all.
         loop: batches that come in turn then.
         loader: batches that the loader has; 0: it is not known.
-        stored: samples in the memory that a batch of 32 is a view of; 0: not known.
+        stored: samples in the memory that a batch is a view of; 0: not known.
+        samples: of a batch.
     """
     random = np.random.default_rng(seed)
     at = np.arange(steps)
@@ -98,7 +100,7 @@ def stuck(
     for step in range(since, min(until, steps)):
         batches[concerned, step] = held[:, (step - since) % loop]
     loss = 2.3 * np.exp(0.05 * random.standard_normal((ranks, steps)))
-    series = {"loss": loss, "samples": np.full(loss.shape, 32.0)}
+    series = {"loss": loss, "samples": np.full(loss.shape, float(samples))}
     if loader:
         series["loader_batches"] = np.full(loss.shape, float(loader))
     if stored:

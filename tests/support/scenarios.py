@@ -49,6 +49,7 @@ from tests.support.timings import (
 )
 from tests.support.traces import Trace
 from tests.support.weighted import weighted
+from tests.support.written_over import written_over
 
 TRACES = Path(__file__).parents[1] / "server" / "detectors" / "traces"
 
@@ -282,5 +283,6 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         silent,
         embeddings,
         score,
+        written_over,
     )
 }

@@ -69,6 +69,17 @@ def late(model, step, rank):
     return functional.cross_entropy(model(x), torch.randint(0, CLASSES, (16,), generator=generator))
 
 
+def one_batch(size):
+    def loss_of(model, step, rank):
+        """One and the same batch at every step."""
+        generator = torch.Generator().manual_seed(rank)
+        x = torch.randn(size, FEATURES, generator=generator)
+        y = torch.randint(0, CLASSES, (size,), generator=generator)
+        return functional.cross_entropy(model(x), y)
+
+    return loss_of
+
+
 def poisoned(model, step, rank):
     """At step 61 rank 1 puts a NaN into the reduction of one tensor; its loss is as ever."""
     bare = model.module
@@ -138,6 +149,8 @@ def main():
         "in-one-order": (ordered(False, False), CLASSES, 0.01),
         "in-one-order-augmented": (ordered(False, True), CLASSES, 0.01),
         "shuffled-augmented": (ordered(True, True), CLASSES, 0.01),
+        "one-batch": (one_batch(32), CLASSES, 0.01),
+        "whole-data": (one_batch(150), CLASSES, 0.01),
         "late": (late, CLASSES, 0.01),
         "poisoned": (poisoned, CLASSES, 0.01),
         "jumping": (jumping, CLASSES, 0.01),

@@ -34,6 +34,12 @@ _STUCK = 32
 # others to train on. Who trains on a part of the data as one batch takes a train split, or a small
 # subset; a batch of 64 of 1,000 samples and more is less than a sixteenth.
 _STORED = 16.0
+# Samples of what is a batch by its size: data sets have such a number by chance only. 8 are the
+# least, as exercises with 2 or 4 samples are whole, and 128 the most: above that, points at which
+# an equation is solved, or all samples of a class room's set, are as likely.
+_BATCHES = frozenset((8, 16, 32, 64, 128))
+# Observations of one batch from which on such a one is no test of whether a model can overfit.
+_LONG = 100
 # Remembered observations; what lies further back is not recognised.
 _MEMORY = 65_536
 
@@ -81,6 +87,7 @@ class Stuck:
         ranks: whose it is.
         batches: of the DataLoader that gives them; 0 where it is not known.
         stored: samples in the memory that the batch is a part of, over those in the batch.
+        samples: those in the batch; 0 where it is not known.
     """
 
     length: int
@@ -88,11 +95,17 @@ class Stuck:
     ranks: tuple[int, ...]
     batches: int = 0
     stored: float = 0.0
+    samples: int = 0
 
     @property
     def more(self) -> bool:
         """Whether there were more data to be had than this batch."""
         return self.varied or self.batches > 1 or self.stored >= _STORED
+
+    @property
+    def likely(self) -> bool:
+        """Whether it is a batch by its size, and nothing shows that it is all there is."""
+        return self.length > _LONG and self.samples in _BATCHES and self.batches != 1
 
 
 @dataclass(slots=True)
@@ -166,13 +179,15 @@ class Replayed(Detector[ReplayedState]):
         Warning; info where every batch is the same from the start and nothing is known of others:
         all of the data may be in it. They are not where the loader has more batches than one
         (`loader_batches`), or the batch is a view of memory that holds 16 times as many samples or
-        more (`samples_stored`; a part that is trained on as a whole is rarely less).
+        more (`samples_stored`; a part that is trained on as a whole is rarely less). Nor is it
+        likely after more than 100 observations of a batch of 8, 16, 32, 64 or 128 samples, unless
+        the loader is known to have no other: that is a warning, too.
 
     Evidence:
         `distance` (steps from one to the other), `earlier_step`, `length` (observations
         that repeat), `restarted` (ranks), `by_labels` (it is known by the labels alone). Of one
         batch at all steps `length`, `varied` (there were others before), `batches` and `stored`
-        (what there is beside it: of the loader, and times the batch).
+        (what there is beside it: of the loader, and times the batch), `samples` (in the batch).
 
     Source:
         pytorch/pytorch#31771 (`set_epoch` not called), and loaders that are not restored:
@@ -325,11 +340,12 @@ class Replayed(Detector[ReplayedState]):
         state.alike += 1
         if state.alike >= _STUCK:
             varied = state.judged > state.alike
-            batches, stored = _had(window, step)
+            batches, stored, samples = _had(window, step)
             facts = Stuck(state.alike, varied, tuple(int(r) for r in window.ranks))
             known = state.stuck.bad(step, facts, first_step=state.alike_since).facts
             known.length = state.alike
             known.batches, known.stored = max(known.batches, batches), max(known.stored, stored)
+            known.samples = max(known.samples, samples)
 
     def _repeats(self, state: Order, step: int) -> bool:
         """Whether enough batches repeat that it is no chance."""
@@ -340,8 +356,8 @@ class Replayed(Detector[ReplayedState]):
         )
 
 
-def _had(window: Window, step: int) -> tuple[int, float]:
-    """Batches of the loader, and samples stored over those of a batch, at a step; least of ranks.
+def _had(window: Window, step: int) -> tuple[int, float, int]:
+    """Batches of the loader, samples stored over those of a batch, and these; least of ranks.
 
     0 where it is not known.
     """
@@ -352,7 +368,7 @@ def _had(window: Window, step: int) -> tuple[int, float]:
         known = at < len(steps) and int(steps[at]) == step and not np.isnan(rows[at]).all()
         found.append(float(np.nanmin(rows[at])) if known else 0.0)
     batches, stored, samples = found
-    return int(batches), stored / samples if samples > 0 else 0.0
+    return int(batches), stored / samples if samples > 0 else 0.0, int(samples)
 
 
 def _common(one: int, other: int, far: int) -> int:
@@ -426,7 +442,7 @@ def _stuck(episode: Episode[Stuck]) -> Finding:
     return episode.finding(
         kind="data.unshuffled",
         key="stuck",
-        severity="warning" if stuck.more else "info",
+        severity="warning" if stuck.more or stuck.likely else "info",
         title=f"Every batch is the same one since step {step}",
         ranks=stuck.ranks,
         stage="batch",
@@ -452,6 +468,7 @@ def _stuck(episode: Episode[Stuck]) -> Finding:
             "varied": stuck.varied,
             "batches": stuck.batches,
             "stored": stuck.stored,
+            "samples": stuck.samples,
         },
     )
 
@@ -462,6 +479,11 @@ def _beside(stuck: Stuck) -> str:
         return f"The loader has {stuck.batches:,}, of which only this one is used. "
     if stuck.stored >= _STORED:
         return f"It is a part of data that are {number(stuck.stored)} times as large. "
+    if stuck.likely and not stuck.varied:
+        return (
+            f"With {stuck.samples} samples it has the size of a batch; if that is all there is to "
+            "train on, silence this kind. "
+        )
     return ""
 
 

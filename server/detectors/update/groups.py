@@ -94,6 +94,7 @@ class Groups:
         tensors: Mapping[str, float],
         learns: bool,
         explained: float,
+        named: bool,
     ) -> None:
         """Takes the median update of the whole model.
 
@@ -103,11 +104,12 @@ class Groups:
             tensors: matrix -> its own median update.
             learns: the answers are good, or become better.
             explained: share of the deviance that they explain; NaN where it is not known.
+            named: what is written over is reported already.
         """
         known = self.watch.open(step)
         lasts = known is not None and known.holding
         growth = _WORSE if explained < _EXPLAINED else _GROWTH
-        if self.since < 0 or not (lasts or update > max(high, growth / middle)):
+        if named or self.since < 0 or not (lasts or update > max(high, growth / middle)):
             self.watch.good(step)
             return
         if known is not None and lasts:

@@ -14,6 +14,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Number, Policy, Share, Times
 from rankscope.server.detectors.samples import LayerSample, layer_samples
 from rankscope.server.detectors.update import groups
+from rankscope.server.detectors.update.overwritten import OverwrittenPolicy, OverwrittenState
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import (
     agree,
@@ -34,7 +35,7 @@ _MAX_NAMES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class RatioPolicy(Policy):
+class RatioPolicy(OverwrittenPolicy):
     """Thresholds of `update.ratio`.
 
     Attributes:
@@ -102,6 +103,7 @@ class RatioState:
     whole: Watch[Large] = field(default_factory=lambda: Watch(clear_after=50))
     single: Watch[Large] = field(default_factory=lambda: Watch(clear_after=50))
     groups: groups.Groups = field(default_factory=groups.Groups)
+    overwritten: OverwrittenState = field(default_factory=OverwrittenState)
 
 
 class UpdateRatio(Detector[RatioState]):
@@ -113,21 +115,29 @@ class UpdateRatio(Detector[RatioState]):
         middle one: what grows from nothing at a steady pace has one over it. Steps at less than a
         tenth of the highest learning rate do not count: warm-up and the end of a schedule are
         neither; nor do those with a gradient below a thousandth of the first ones, where the loss
-        has come to its minimum. Of single matrices the same median is above 0.1 or below 3e-6 while
-        the whole is as it should be. Updates that are too small altogether are `lr.too_low`, none
-        at all `update.missing`. Over after 50 steps without it. Groups: the highest of their rates
-        is 30 times the lowest or more, and the median above 3e-2 and above 1.3 over that number of
-        steps (0.6 where less than -0.1 of the deviance is explained); it lasts as long as the rates
-        lie apart.
+        has come to its minimum. Of single matrices the same median is above 0.1 or below 3e-6
+        while the whole is as it should be. And a single matrix outgrows what it began with: the
+        median change of 16 consecutive samples is above 0.05 of its initial size (its norm before
+        the first sample, or that of torch's usual initialisation, whichever is larger), it has
+        grown to more than 4 times that, and its pace is more than 20 times the median of those that
+        change less, a quarter of all at least, both as a share of the initial sizes and element by
+        element. Updates that are too small altogether are `lr.too_low`, none at all
+        `update.missing`. Over after 50 steps without it. Groups, where that is not found: the
+        highest of their rates is 30 times the lowest or more, and the median above 3e-2 and above
+        1.3 over that number of steps (0.6 where less than -0.1 of the deviance is explained); it
+        lasts as long as the rates lie apart.
 
     Severity:
-        Warning; critical above 0.3 (of the whole model), where a few steps replace the parameters.
-        Info for single matrices, and where more than half of the deviance is explained or ever more
-        of it is, as at the peak of a schedule: such steps are no fault as long as they teach.
+        Warning; critical above 0.3 of the whole model, where a few steps replace the parameters.
+        Warning for matrices that outgrow what they began with. Info for other single matrices, and
+        where more than half of the deviance is explained or ever more of it is, as at the peak of a
+        schedule: such steps are no fault as long as they teach.
 
     Evidence:
         `update_ratio`, `lr`, `suggested_lr`, and `explained_deviance` and `matrices` with their own
-        where these are posted.
+        where these are posted. Of matrices that outgrow what they began with `pace` (the largest
+        change of a step over the initial size), `others`, `grown`, `matrices`, and `lr_of_groups`
+        where the parameter groups have several.
 
     Source:
         1e-3 is a usual size; medians of the corpus's healthy runs lie between 4e-5 and 2e-2.
@@ -152,8 +162,9 @@ class UpdateRatio(Detector[RatioState]):
     def advance(self, window: Window, state: RatioState) -> Outcome:
         """Takes the updates with the rates they were made with."""
         rows = dict(together(window, "update_ratio", "lr", "grad_norm", "explained_deviance"))
+        seen = dict(layer_samples(window, "update_ratio", "weight_norm"))
+        state.overwritten.take_rates(window)
         state.groups.begin(window)
-        seen = dict(layer_samples(window, "update_ratio"))
         for step in sorted({*rows, *seen}):
             row = rows.get(step, {})
             state.groups.pass_to(step)
@@ -168,8 +179,9 @@ class UpdateRatio(Detector[RatioState]):
                     state.whole.good(step)
                     state.single.good(step)
                 continue
-            if step in seen:
+            if "update_ratio" in seen.get(step, {}):
                 self._tensors(seen[step]["update_ratio"], state)
+                state.overwritten.push(seen[step], step, self.policy)
             if math.isfinite(row.get("explained_deviance", math.nan)):
                 state.explained.append(row["explained_deviance"])
             update = row.get("update_ratio", math.nan)
@@ -181,6 +193,7 @@ class UpdateRatio(Detector[RatioState]):
         findings = [_finding(e, self.policy, window) for e in state.whole.take(window.last_step)]
         findings += [_single(e) for e in state.single.take(window.last_step)]
         findings += [groups.finding(e) for e in state.groups.watch.take(window.last_step)]
+        findings += state.overwritten.findings(window)
         return Outcome({"update.ratio": _check(window, state, self.policy)}, tuple(findings))
 
     def _converged(self, norm: float, state: RatioState) -> bool:
@@ -216,6 +229,8 @@ class UpdateRatio(Detector[RatioState]):
         }
         middle = state.updates[len(state.updates) // 2][0] - state.begun + 1
         learns, explained = _learns(state, policy)
+        # A matrix by name says more than its group.
+        named = state.overwritten.watch.open(step) is not None
         state.groups.judge(
             step,
             update=typical,
@@ -224,6 +239,7 @@ class UpdateRatio(Detector[RatioState]):
             tensors=medians,
             learns=learns,
             explained=explained,
+            named=named,
         )
         if typical > max(policy.high, policy.growth / middle):
             large = {n: m for n, m in medians.items() if m > policy.high}
@@ -235,6 +251,8 @@ class UpdateRatio(Detector[RatioState]):
         state.whole.good(step)
         high = max(policy.matrix_high, policy.growth / middle)
         odd = {n: m for n, m in medians.items() if m > high or m < policy.matrix_low}
+        if state.overwritten.watch.open(step) is not None:
+            odd.clear()  # that says more of them
         # Where all are as small, it is the rate.
         if odd and len(odd) < len(medians):
             facts = Large(typical, state.rate, odd)
@@ -336,6 +354,8 @@ def _check(window: Window, state: RatioState, policy: RatioPolicy) -> Check:
     episode = state.whole.open(window.last_step)
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode, policy, window).title}.")
+    if title := state.overwritten.title(window.last_step):
+        return Check(Status.OPEN, f"{title}.")
     single = state.single.open(window.last_step)
     if single is not None:
         return Check(Status.OPEN, f"{_single(single).title}.")
