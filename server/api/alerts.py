@@ -16,9 +16,9 @@ from sqlalchemy import Connection, Engine
 from rankscope.agent import wire
 from rankscope.server import detectors
 from rankscope.server.alerts.fields import alert_fields
-from rankscope.server.api import models
+from rankscope.server.api import alert_models, models
 from rankscope.server.api.deps import Database, Page, RunId, known_run, next_cursor, paging
-from rankscope.server.api.notifications import notification_models
+from rankscope.server.api.notifications import log_entries
 from rankscope.server.api.problems import Problem
 from rankscope.server.storage import alerts
 from rankscope.server.storage.engine import reading, writing
@@ -86,7 +86,7 @@ Wanted = Annotated[Filter, Depends(_filter)]
 @router.get("/runs/{run}/alerts")
 def run_alerts(
     engine: Database, run: RunId, page: Paging, wanted: Wanted
-) -> models.Items[models.Alert]:
+) -> models.Items[alert_models.Alert]:
     """Alerts of a run, newest first."""
     return _list(engine, page, wanted, run=run)
 
@@ -94,13 +94,13 @@ def run_alerts(
 @router.get("/alerts")
 def all_alerts(
     engine: Database, page: Paging, wanted: Wanted, project: str | None = None
-) -> models.Items[models.Alert]:
+) -> models.Items[alert_models.Alert]:
     """Alerts of all runs, newest first."""
     return _list(engine, page, wanted, project=project)
 
 
 @router.get("/alerts/{alert}")
-def get_alert(engine: Database, alert: str) -> models.AlertDetail:
+def get_alert(engine: Database, alert: str) -> alert_models.AlertDetail:
     """One alert with all its evidence, what happened to it, and who was told of it."""
     with reading(engine) as connection:
         return _detail(connection, alert)
@@ -108,13 +108,13 @@ def get_alert(engine: Database, alert: str) -> models.AlertDetail:
 
 @router.post("/alerts/{alert}/acknowledge")
 def acknowledge(
-    engine: Database, alert: str, request: models.AcknowledgeRequest | None = None
-) -> models.AlertDetail:
+    engine: Database, alert: str, request: alert_models.AcknowledgeRequest | None = None
+) -> alert_models.AlertDetail:
     """Records for everybody that somebody has seen the alert, and in place of what was said before.
 
     It changes nothing about the verdict.
     """
-    said = request or models.AcknowledgeRequest()
+    said = request or alert_models.AcknowledgeRequest()
     now = time.time()
     given = alerts.Acknowledgement(said.name, said.reason, now, _until(said, now))
     with writing(engine) as connection:
@@ -124,7 +124,7 @@ def acknowledge(
 
 
 @router.delete("/alerts/{alert}/acknowledge")
-def withdraw_acknowledgement(engine: Database, alert: str) -> models.AlertDetail:
+def withdraw_acknowledgement(engine: Database, alert: str) -> alert_models.AlertDetail:
     """Takes an acknowledgement back."""
     with writing(engine) as connection:
         key, _ = _known(connection, alert)
@@ -133,7 +133,7 @@ def withdraw_acknowledgement(engine: Database, alert: str) -> models.AlertDetail
 
 
 @router.get("/runs/{run}/silences")
-def run_silences(engine: Database, run: RunId) -> models.Items[models.Silence]:
+def run_silences(engine: Database, run: RunId) -> models.Items[alert_models.Silence]:
     """The silences that hold in a run now, oldest first; all on one page."""
     with reading(engine) as connection:
         key = known_run(connection, run).key
@@ -153,7 +153,9 @@ def end_silence(engine: Database, silence: str) -> None:
 
 
 @router.post("/runs/{run}/silences", status_code=201)
-def silence(engine: Database, run: RunId, request: models.SilenceRequest) -> models.Silence:
+def silence(
+    engine: Database, run: RunId, request: alert_models.SilenceRequest
+) -> alert_models.Silence:
     """Takes a kind out of the verdict of a run, for ever, until a time or for some seconds."""
     known = detectors.installed().kinds
     if request.kind not in known:
@@ -173,7 +175,7 @@ def silence(engine: Database, run: RunId, request: models.SilenceRequest) -> mod
     return _silence(added)
 
 
-def _until(request: models.AcknowledgeRequest, now: float) -> float | None:
+def _until(request: alert_models.AcknowledgeRequest, now: float) -> float | None:
     """The end that was asked for, seconds since 1970; None: for ever."""
     if request.until is not None and request.seconds is not None:
         raise Problem(422, "until, seconds: say the end in one way, not in both")
@@ -198,7 +200,7 @@ def _list(
     *,
     run: str | None = None,
     project: str | None = None,
-) -> models.Items[models.Alert]:
+) -> models.Items[alert_models.Alert]:
     with reading(engine) as connection:
         key = None if run is None else known_run(connection, run).key
         _check_kind(connection, wanted.kind)
@@ -212,7 +214,7 @@ def _list(
         )
         told = _told(connection, found, run=key)
     return models.Items(
-        items=[models.Alert(**_members(a), **told[a.id]) for a in found],
+        items=[alert_models.Alert(**_members(a), **told[a.id]) for a in found],
         next_cursor=next_cursor(after),
     )
 
@@ -238,21 +240,21 @@ def _known(connection: Connection, alert: str) -> tuple[int, Alert]:
     return found
 
 
-def _detail(connection: Connection, alert: str) -> models.AlertDetail:
+def _detail(connection: Connection, alert: str) -> alert_models.AlertDetail:
     key, found = _known(connection, alert)
     history = alerts.alert_history(connection, run=key, alert_id=alert)
-    return models.AlertDetail(
+    return alert_models.AlertDetail(
         **_members(found),
         **_told(connection, [found], run=key)[found.id],
-        notifications=notification_models(
+        notifications=log_entries(
             connection, limit=_MAX_NOTIFICATIONS, run=key, alert=alert, pending=False
         ),
-        history=[models.Transition(**(h | {"at": models.time_of(h["at"])})) for h in history],
+        history=[alert_models.Transition(**(h | {"at": models.time_of(h["at"])})) for h in history],
     )
 
 
-def _silence(silence: alerts.Silence) -> models.Silence:
-    return models.Silence(
+def _silence(silence: alerts.Silence) -> alert_models.Silence:
+    return alert_models.Silence(
         id=silence.id,
         run=silence.run,
         kind=silence.kind,
@@ -283,7 +285,7 @@ def _told(
             "acknowledged": by is not None,
             "acknowledgement": None
             if by is None
-            else models.Acknowledgement(
+            else alert_models.Acknowledgement(
                 name=by.name, reason=by.reason, at=_time(by.at), until=_time(by.until)
             ),
         }

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Path, Request
 from sqlalchemy import Connection, Engine
 
 from rankscope.server import detectors
-from rankscope.server.api import models
+from rankscope.server.api import detector_models
 from rankscope.server.api.deps import Database, RunId, known_run
 from rankscope.server.api.problems import Problem
 from rankscope.server.detectors.base import Detector
@@ -43,16 +43,16 @@ FromFile = Annotated[Given, Depends(_given)]
 
 
 @router.get("/detectors")
-def list_detectors() -> models.Detectors:
+def list_detectors() -> detector_models.Detectors:
     """All detectors of this server with their thresholds, and the profiles of losses."""
     there = detectors.installed()
-    return models.Detectors(
+    return detector_models.Detectors(
         items=[
             _about(detector, there.origins.get(detector.kinds[0], "rankscope"))
             for detector in there.detectors
         ],
         profiles=[
-            models.ProfileAbout(
+            detector_models.ProfileAbout(
                 name=name,
                 what=profile.what,
                 without=dict(profile.without),
@@ -65,7 +65,9 @@ def list_detectors() -> models.Detectors:
 
 
 @router.get("/projects/{project:path}/detectors")
-def get_project(engine: Database, given: FromFile, project: Project) -> models.ProjectDetectors:
+def get_project(
+    engine: Database, given: FromFile, project: Project
+) -> detector_models.ProjectDetectors:
     """What runs of a project that begin now are judged by."""
     _may_see(project)
     with reading(engine) as connection:
@@ -74,22 +76,22 @@ def get_project(engine: Database, given: FromFile, project: Project) -> models.P
 
 @router.put("/projects/{project:path}/detectors")
 def put_project(
-    engine: Database, given: FromFile, project: Project, wanted: models.DetectorChanges
-) -> models.ProjectDetectors:
+    engine: Database, given: FromFile, project: Project, wanted: detector_models.DetectorChanges
+) -> detector_models.ProjectDetectors:
     """Sets what differs for a project, in the place of what was set before by this route."""
     return _save(engine, given, project, _merged({}, _plain(wanted)), replace=True)
 
 
 @router.patch("/projects/{project:path}/detectors")
 def patch_project(
-    engine: Database, given: FromFile, project: Project, wanted: models.DetectorChanges
-) -> models.ProjectDetectors:
+    engine: Database, given: FromFile, project: Project, wanted: detector_models.DetectorChanges
+) -> detector_models.ProjectDetectors:
     """Changes some settings of a project; null takes back what was set."""
     return _save(engine, given, project, _plain(wanted), replace=False)
 
 
 @router.get("/runs/{run}/detectors")
-def get_run_settings(engine: Database, run: RunId) -> models.DetectorSettings:
+def get_run_settings(engine: Database, run: RunId) -> detector_models.DetectorSettings:
     """What a run is judged by, from its first step to its last and whenever it is replayed."""
     with reading(engine) as connection:
         row = known_run(connection, run)
@@ -97,7 +99,7 @@ def get_run_settings(engine: Database, run: RunId) -> models.DetectorSettings:
     if judged_by is None:
         raise Problem(404, f"run {run!r} has not been examined yet; ask again in a second")
     declared = row.config.get("profile")
-    return models.DetectorSettings.model_validate(
+    return detector_models.DetectorSettings.model_validate(
         judged_by | {"profile": declared or judged_by["profile"]}
     )
 
@@ -109,7 +111,7 @@ def _may_see(project: str) -> None:
 
 def _save(
     engine: Engine, given: Given, project: str, changes: Mapping[str, Any], *, replace: bool
-) -> models.ProjectDetectors:
+) -> detector_models.ProjectDetectors:
     _may_see(project)
     with writing(engine) as connection:
         before = (
@@ -128,8 +130,10 @@ def _save(
         return _of_project(connection, given, project)
 
 
-def _of_project(connection: Connection, given: Given, project: str) -> models.ProjectDetectors:
-    return models.ProjectDetectors.model_validate(
+def _of_project(
+    connection: Connection, given: Given, project: str
+) -> detector_models.ProjectDetectors:
+    return detector_models.ProjectDetectors.model_validate(
         {
             "project": project,
             "overrides": project_overrides(connection, project).to_json(),
@@ -138,7 +142,7 @@ def _of_project(connection: Connection, given: Given, project: str) -> models.Pr
     )
 
 
-def _plain(wanted: models.DetectorChanges) -> dict[str, Any]:
+def _plain(wanted: detector_models.DetectorChanges) -> dict[str, Any]:
     """What the client sent, and nothing that it did not."""
     return wanted.model_dump(exclude_unset=True)
 
@@ -160,10 +164,10 @@ def _merged(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     return merged
 
 
-def _about(detector: type[Detector[Any]], origin: str) -> models.DetectorAbout:
+def _about(detector: type[Detector[Any]], origin: str) -> detector_models.DetectorAbout:
     # Its own: it would inherit that of all detectors.
     described = inspect.cleandoc(detector.__doc__ or "")
-    return models.DetectorAbout(
+    return detector_models.DetectorAbout(
         kinds=list(detector.kinds),
         summary=" ".join(described.split("\n\n")[0].split()),
         origin=origin,
@@ -171,7 +175,7 @@ def _about(detector: type[Detector[Any]], origin: str) -> models.DetectorAbout:
         wants=list(detector.wants),
         min_ranks=detector.min_ranks,
         thresholds=[
-            models.DetectorThreshold(
+            detector_models.DetectorThreshold(
                 name=t.name,
                 default=t.default,
                 unit=t.unit,

@@ -1,20 +1,15 @@
-"""The public JSON, apart from wire classes and tables: three shapes, three owners."""
+"""The public JSON, apart from wire classes and tables: three shapes, three owners.
+
+Of runs, series and verdicts, and what all of it is made of; of alerts, notifications, detectors and
+comparisons it is in the `*_models.py` beside this file.
+"""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    AliasChoices,
-    AwareDatetime,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    WithJsonSchema,
-)
+from pydantic import BaseModel, ConfigDict, PlainSerializer, WithJsonSchema
 
 from rankscope.agent.wire import number_to_json
 
@@ -33,11 +28,6 @@ Number = Annotated[
 Severity = Literal["info", "warning", "critical"]
 RunState = Literal["running", "finished", "failed", "lost"]
 VerdictName = Literal["pass", "fail", "pending"]
-
-
-def _storable(text: str) -> str:
-    # Databases take neither halves of surrogate pairs nor NUL.
-    return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def time_of(seconds: float) -> datetime:
@@ -274,228 +264,6 @@ class Divergence(Items[Comparison]):
     """Comparisons, and the distances where they were asked for."""
 
     matrix: Matrix | None = None
-
-
-class Transition(BaseModel):
-    """Something that happened to an alert."""
-
-    step: int
-    at: datetime
-    what: str
-    reason: str
-
-
-class Since(BaseModel):
-    """Between which steps something began.
-
-    `after`: the last step at which it was right, null where no step before is known; `by`: the
-    first step at which it was seen. Steps between the two were not sampled.
-    """
-
-    after: int | None
-    by: int
-
-
-class Acknowledgement(BaseModel):
-    """Who knows of an alert; `name` is empty where nobody said, `until` null for ever."""
-
-    name: str
-    reason: str
-    at: datetime | None
-    until: datetime | None
-
-
-class Silence(BaseModel):
-    """A silence that now holds; `name` is empty where nobody said, `until` null for ever."""
-
-    id: str
-    run: str
-    kind: str
-    name: str
-    reason: str
-    created_at: datetime
-    until: datetime | None
-
-
-class TargetOutcome(BaseModel):
-    """What came of telling a target so far; tests are not part of it.
-
-    Of alerts of which the last try failed, `failing_since`, `error` and `next_try_at` are those of
-    the newest; `next_try_at` is null where it was given up.
-    """
-
-    told_at: datetime | None = Field(description="when it took something last")
-    waiting: int = Field(description="alerts that it is still to be told something of")
-    failing: int = Field(description="alerts of which the last try failed")
-    failing_since: datetime | None
-    error: str | None
-    next_try_at: datetime | None
-
-
-class NotificationTarget(BaseModel):
-    """Who is told of alerts; `projects` and `kinds` are null where they are told of all."""
-
-    id: str
-    name: str
-    url: str = Field(description="its address without what gives access to it")
-    projects: list[str] | None
-    kinds: list[str] | None
-    severity: Severity = Field(description="the least one that is told")
-    created_at: datetime
-    outcome: TargetOutcome
-
-
-class Notification(BaseModel):
-    """What a target was told of an alert."""
-
-    run: str
-    alert: str
-    title: str
-    target: str
-    name: str = Field(description="of the target; empty where it is not there any more")
-    told: str | None = Field(description="severity that was told last, or `resolved`")
-    told_at: datetime | None
-    waits: bool = Field(description="whether there is something that it was not told yet")
-    next_try_at: datetime | None = Field(description="null where it does not wait, or was given up")
-    failures: int
-    error: str | None = Field(description="what came of the last try, where it failed")
-
-
-class Delivery(BaseModel):
-    """What came of a test message."""
-
-    delivered: bool
-    error: str | None
-
-
-class Alert(BaseModel):
-    """An alert.
-
-    `start`: number of the start of the job in which it was found; `acknowledgement`, `silence`:
-    those that now hold, of several silences the one that ends last.
-    """
-
-    id: str
-    run: str
-    kind: str
-    severity: Severity
-    state: Literal["open", "resolved"]
-    title: str
-    ranks: list[int]
-    tensors: list[str]
-    first_step: int
-    since: Since
-    last_step: int
-    opened_at: datetime
-    resolved_at: datetime | None
-    acknowledged: bool
-    acknowledgement: Acknowledgement | None
-    silenced: bool
-    silence: Silence | None
-    stage: str | None
-    cause: str
-    remedy: str
-    evidence: dict[str, Any]
-    parent: str | None
-    consequences: list[str]
-    start: int
-
-
-class AlertDetail(Alert):
-    """An alert with its history, and what each target was told of it."""
-
-    history: list[Transition]
-    notifications: list[Notification]
-
-
-class AcknowledgeRequest(Model):
-    """Who says so, why, and until when: a time, or for some seconds; neither: for ever."""
-
-    name: Annotated[str, AfterValidator(_storable), Field(max_length=200)] = ""
-    reason: Annotated[str, AfterValidator(_storable), Field(max_length=2000)] = ""
-    until: AwareDatetime | None = None
-    seconds: float | None = None
-
-
-class SilenceRequest(AcknowledgeRequest):
-    """A kind that is not to count in a run, who says so, why, and until when.
-
-    `comment` is what `reason` was called before.
-    """
-
-    kind: str
-    reason: Annotated[
-        str,
-        AfterValidator(_storable),
-        Field(max_length=2000, validation_alias=AliasChoices("reason", "comment")),
-    ] = ""
-
-
-class DetectorChanges(Model):
-    """Settings to change: kind -> `enabled` and thresholds; null takes a setting back."""
-
-    profile: str | None = None
-    # Checked by `detectors.settings.read`, which says what there is instead.
-    detectors: dict[str, Any] = {}
-
-
-class DetectorThreshold(BaseModel):
-    """A number that a detector judges by, and between which values it may lie."""
-
-    name: str
-    default: Number
-    unit: str
-    meaning: str
-    least: Number
-    most: Number
-
-
-class DetectorAbout(BaseModel):
-    """A detector: what it finds, what it reads, what can be set of it."""
-
-    kinds: list[str]
-    summary: str
-    origin: str
-    needs: list[str]
-    wants: list[str]
-    min_ranks: int
-    thresholds: list[DetectorThreshold]
-
-
-class ProfileAbout(BaseModel):
-    """A sort of loss: kinds that do not apply to it, and those that are information at most."""
-
-    name: str
-    what: str
-    without: dict[str, str]
-    lenient: list[str]
-
-
-class Detectors(Items[DetectorAbout]):
-    """All detectors of the server; `failures` are those of other packages that it cannot use."""
-
-    profiles: list[ProfileAbout]
-    failures: dict[str, str]
-
-
-class DetectorSettings(BaseModel):
-    """Effective settings.
-
-    `detectors` has all of them: `enabled` of each kind, and thresholds under the first kind of each
-    detector. `sources` says of those that somebody set where that was. `profile` is null where
-    nobody has declared one.
-    """
-
-    profile: str | None
-    detectors: dict[str, dict[str, bool | int | float]]
-    sources: dict[str, dict[str, str]]
-
-
-class ProjectDetectors(DetectorSettings):
-    """What runs of a project that begin now are judged by; `overrides` was set by this route."""
-
-    project: str
-    overrides: dict[str, Any]
 
 
 class VerdictSettings(BaseModel):

@@ -15,7 +15,7 @@ from typing import Annotated, cast
 from fastapi import APIRouter, Query
 from sqlalchemy import Connection
 
-from rankscope.server.api import models
+from rankscope.server.api import models, notification_models
 from rankscope.server.api.deps import Database, known_run
 from rankscope.server.api.problems import Problem
 from rankscope.server.notifications import transports
@@ -39,19 +39,17 @@ def list_notifications(
     alert: Annotated[str | None, Query(description="id of an alert")] = None,
     pending: Annotated[bool, Query(description="what waits or failed alone")] = False,
     limit: Limit = 100,
-) -> models.Items[models.Notification]:
+) -> models.Items[notification_models.Notification]:
     """What was told of alerts and what waits, the newest first."""
     with reading(engine) as connection:
         key = None if run is None else known_run(connection, run).key
         return models.Items(
-            items=notification_models(
-                connection, limit=limit, run=key, alert=alert, pending=pending
-            )
+            items=log_entries(connection, limit=limit, run=key, alert=alert, pending=pending)
         )
 
 
 @router.get("/targets")
-def list_targets(engine: Database) -> models.Items[models.NotificationTarget]:
+def list_targets(engine: Database) -> models.Items[notification_models.NotificationTarget]:
     """Who is told of alerts; their addresses without what gives access to them."""
     with reading(engine) as connection:
         found = _visible_targets(notifications.targets(connection))
@@ -60,7 +58,7 @@ def list_targets(engine: Database) -> models.Items[models.NotificationTarget]:
 
 
 @router.post("/targets/{target}/test")
-def send_test(engine: Database, target: str) -> models.Delivery:
+def send_test(engine: Database, target: str) -> notification_models.Delivery:
     """Sends a test message to a target, and answers what came of it."""
     with reading(engine) as connection:
         found = [t for t in _visible_targets(notifications.targets(connection)) if t.id == target]
@@ -71,17 +69,17 @@ def send_test(engine: Database, target: str) -> models.Delivery:
     try:
         transports.deliver(found[0].url, example("", time.time()))
     except (transports.NotDelivered, transports.BadTarget) as error:
-        return models.Delivery(delivered=False, error=str(error))
+        return notification_models.Delivery(delivered=False, error=str(error))
     except Exception as error:
         # A service's library may raise whatever it likes, and say addresses with their secrets.
         _logger.debug("%s cannot be told", found[0].name, exc_info=True)
-        return models.Delivery(delivered=False, error=type(error).__name__)
-    return models.Delivery(delivered=True, error=None)
+        return notification_models.Delivery(delivered=False, error=type(error).__name__)
+    return notification_models.Delivery(delivered=True, error=None)
 
 
-def target_model(target: Target, outcome: Outcome) -> models.NotificationTarget:
+def target_model(target: Target, outcome: Outcome) -> notification_models.NotificationTarget:
     """A target, its address masked, and what came of telling it."""
-    return models.NotificationTarget(
+    return notification_models.NotificationTarget(
         id=target.id,
         name=target.name,
         url=transports.masked(target.url),
@@ -89,7 +87,7 @@ def target_model(target: Target, outcome: Outcome) -> models.NotificationTarget:
         kinds=None if target.kinds is None else list(target.kinds),
         severity=cast(models.Severity, target.severity),
         created_at=models.time_of(target.created_at),
-        outcome=models.TargetOutcome(
+        outcome=notification_models.TargetOutcome(
             told_at=_time(outcome.told_at),
             waiting=outcome.waiting,
             failing=outcome.failing,
@@ -100,9 +98,9 @@ def target_model(target: Target, outcome: Outcome) -> models.NotificationTarget:
     )
 
 
-def notification_models(
+def log_entries(
     connection: Connection, *, limit: int, run: int | None, alert: str | None, pending: bool
-) -> list[models.Notification]:
+) -> list[notification_models.Notification]:
     """What targets that may be seen were told, the newest first."""
     names = {t.id: t.name for t in _visible_targets(notifications.targets(connection))}
     found = notifications.log(
@@ -113,14 +111,14 @@ def notification_models(
 
 def notification_model(
     run: str, title: str, one: Notification, names: Mapping[str, str]
-) -> models.Notification:
+) -> notification_models.Notification:
     """What a target was told of an alert.
 
     Args:
         names: of the targets, by id.
     """
     waits = one.wanted_at is not None
-    return models.Notification(
+    return notification_models.Notification(
         run=run,
         alert=one.alert,
         title=title,
