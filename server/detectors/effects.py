@@ -9,14 +9,13 @@ from dataclasses import dataclass
 BLUR = 20
 # Disturbances of the loss that begin this close to each other are one episode.
 EPISODE = 100
-# Symptoms: how loss, accuracy, gradient, units, steps and time behave, and not what is wrong with
+# Symptoms: how loss, accuracy, gradient, units and steps behave, and not what is wrong with
 # what they are made of. What one of them does ends with it: of what goes on long after, it is no
 # root that a reader could act upon, and would hide beneath something that is over what is not.
 SYMPTOMS = (
     *("loss.spike", "loss.oscillating", "loss.diverging", "loss.plateau"),
     *("gradient.oscillating", "gradient.exploding", "gradient.vanishing"),
-    *("rank.loss_outlier", "rank.gradient_outlier", "rank.straggler", "rank.starved"),
-    *("collective.slow", "layer.dead", "update.ratio", "accuracy.stalled", "batch.noise"),
+    *("layer.dead", "update.ratio", "accuracy.stalled", "batch.noise"),
 )
 
 
