@@ -82,6 +82,7 @@ def stuck(
     loader: int = 0,
     stored: int = 0,
     samples: int = 32,
+    shared: bool = False,
 ) -> Trace:
     """Ranks whose batches are new ones, but for some steps at which they have one and the same.
 
@@ -91,6 +92,7 @@ def stuck(
         loader: batches that the loader has; 0: it is not known.
         stored: samples in the memory that a batch is a view of; 0: not known.
         samples: of a batch.
+        shared: all ranks have the same batches.
     """
     random = np.random.default_rng(seed)
     at = np.arange(steps)
@@ -99,6 +101,8 @@ def stuck(
     held = batches[concerned, since : since + loop]
     for step in range(since, min(until, steps)):
         batches[concerned, step] = held[:, (step - since) % loop]
+    if shared:
+        batches[:] = batches[0]
     loss = 2.3 * np.exp(0.05 * random.standard_normal((ranks, steps)))
     series = {"loss": loss, "samples": np.full(loss.shape, float(samples))}
     if loader:

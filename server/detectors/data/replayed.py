@@ -88,6 +88,7 @@ class Stuck:
         batches: of the DataLoader that gives them; 0 where it is not known.
         stored: samples in the memory that the batch is a part of, over those in the batch.
         samples: those in the batch; 0 where it is not known.
+        shared: several ranks have the same one: synthetic inputs, as in tests of speed.
     """
 
     length: int
@@ -96,6 +97,7 @@ class Stuck:
     batches: int = 0
     stored: float = 0.0
     samples: int = 0
+    shared: bool = False
 
     @property
     def more(self) -> bool:
@@ -105,7 +107,8 @@ class Stuck:
     @property
     def likely(self) -> bool:
         """Whether it is a batch by its size, and nothing shows that it is all there is."""
-        return self.length > _LONG and self.samples in _BATCHES and self.batches != 1
+        size = self.samples in _BATCHES and self.batches != 1
+        return self.length > _LONG and size and not self.shared
 
 
 @dataclass(slots=True)
@@ -181,7 +184,8 @@ class Replayed(Detector[ReplayedState]):
         (`loader_batches`), or the batch is a view of memory that holds 16 times as many samples or
         more (`samples_stored`; a part that is trained on as a whole is rarely less). Nor is it
         likely after more than 100 observations of a batch of 8, 16, 32, 64 or 128 samples, unless
-        the loader is known to have no other: that is a warning, too.
+        the loader is known to have no other, or several ranks have the same one, as synthetic
+        inputs are: that is a warning, too.
 
     Evidence:
         `distance` (steps from one to the other), `earlier_step`, `length` (observations
@@ -248,7 +252,9 @@ class Replayed(Detector[ReplayedState]):
                 # Ranks in any order: renumbering them is no other sequence.
                 held = np.sort(series.values[:, column]).tobytes()
                 digest = hashlib.blake2b(held, digest_size=8).digest()
-                self._step(window, order, int(window.steps[column]), digest)
+                digests = series.values[:, column]
+                shared = len(digests) > 1 and bool((digests == digests[0]).all())
+                self._step(window, order, int(window.steps[column]), digest, shared=shared)
                 if order is state.batches:
                     step = int(window.steps[column])
                     state.own.take(step, window.ranks, series.values[:, column])
@@ -269,13 +275,15 @@ class Replayed(Detector[ReplayedState]):
         }
         return Outcome(checks, tuple(findings))
 
-    def _step(self, window: Window, state: Order, step: int, digest: bytes) -> None:
+    def _step(
+        self, window: Window, state: Order, step: int, digest: bytes, *, shared: bool
+    ) -> None:
         earlier = state.seen.get(digest)
         state.judged += 1
         run = state.run
         same = digest == state.last
         state.constant += same
-        self._follow_stuck(window, state, step, same=same)
+        self._follow_stuck(window, state, step, same=same, shared=shared)
         # Samples that lie whole epochs apart find the same batch again.
         constant = same and (
             step - state.last_step < self.policy.far or 2 * state.constant >= state.judged
@@ -329,7 +337,9 @@ class Replayed(Detector[ReplayedState]):
         episode.facts.length = max(episode.facts.length, state.run)
         other.good(step)
 
-    def _follow_stuck(self, window: Window, state: Order, step: int, *, same: bool) -> None:
+    def _follow_stuck(
+        self, window: Window, state: Order, step: int, *, same: bool, shared: bool
+    ) -> None:
         """One and the same batch at all steps; labels are alike by chance, and are not asked."""
         if state.labels is not None:
             return
@@ -345,7 +355,7 @@ class Replayed(Detector[ReplayedState]):
             known = state.stuck.bad(step, facts, first_step=state.alike_since).facts
             known.length = state.alike
             known.batches, known.stored = max(known.batches, batches), max(known.stored, stored)
-            known.samples = max(known.samples, samples)
+            known.samples, known.shared = max(known.samples, samples), shared
 
     def _repeats(self, state: Order, step: int) -> bool:
         """Whether enough batches repeat that it is no chance."""
