@@ -70,11 +70,11 @@ def mixed(computed: Sequence[Computed], shares: Mapping[int, float]) -> tuple[Co
             found += same
             continue
         most = max(same, key=lambda one: shares[one.node])
-        known = [one for one in same if one.explained is not None]
+        known = [(shares[o.node], o.explained) for o in same if o.explained is not None]
         explained = None
         if len(known) == len(same):
-            total = sum(shares[one.node] for one in same)
-            parts = [one.explained * (shares[one.node] / total) for one in known]  # type: ignore[operator]
+            total = sum(share for share, _ in known)
+            parts = [value * (share / total) for share, value in known]
             explained = sum(parts[1:], parts[0])
         found.append(most._replace(explained=explained))
     return tuple(found)

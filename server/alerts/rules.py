@@ -7,6 +7,11 @@ from functools import cache
 from rankscope.server import detectors
 from rankscope.server.detectors.effects import BLUR, EPISODE, Rule
 
+# What makes steps large, or shows that they are.
+_LARGE_STEPS = (
+    *("loss.diverging", "loss.nonfinite", "loss.oscillating", "loss.spike"),
+    *("lr.too_high", "gradient.exploding", "gradient.accumulating", "reduction.wrong"),
+)
 # Where several lines fit, the upper one holds.
 RULES = (
     Rule(
@@ -418,33 +423,14 @@ RULES = (
         why="the first layers get too little of the gradient to learn anything",
     ),
     Rule(
-        root=(
-            "loss.diverging",
-            "loss.nonfinite",
-            "loss.oscillating",
-            "loss.spike",
-            "lr.too_high",
-            "gradient.exploding",
-            "gradient.accumulating",
-            "reduction.wrong",
-        ),
+        root=_LARGE_STEPS,
         consequence=("update.ratio", "layer.dead"),
         earliest=-EPISODE,
         same_ranks=False,
         why="steps are as large as the rates and gradients that they are made of",
     ),
     Rule(
-        root=(
-            "loss.diverging",
-            "loss.nonfinite",
-            "loss.oscillating",
-            "loss.spike",
-            "lr.too_high",
-            "update.ratio",
-            "gradient.exploding",
-            "gradient.accumulating",
-            "reduction.wrong",
-        ),
+        root=(*_LARGE_STEPS, "update.ratio"),
         consequence=("update.drift",),
         key="grown",
         earliest=-EPISODE,
