@@ -52,9 +52,10 @@ class Loss(Probe):
     or sigmoid itself is given probabilities; `scores_unnormalised`, 1 where `nll_loss` is given
     something else than their logarithms, and `scores_positive` the same of `kl_div`;
     `labels_outside`, 1 where a binary cross entropy is given labels below 0 or above 1;
-    `loss_broadcast`, how many times as many differences were taken as there are outputs (1, or N
-    where [N, 1] met [N]); and `output_scale`, the root mean square of the outputs over that of the
-    targets.
+    `loss_negated`, 1 where the negative of a squared or absolute error is minimised (0 at other
+    passes from then on); `loss_broadcast`, how many times as many differences were taken as there
+    are outputs (1, or N where [N, 1] met [N]); and `output_scale`, the root mean square of the
+    outputs over that of the targets.
 
     In training the tensor that `backward` starts from is the loss: it is what is minimised. What
     accumulation divided it by and mixed precision multiplied it with is taken back; a weight that

@@ -41,12 +41,15 @@ _SHAPED = frozenset(
     for number in range(3)
 )
 
+# Errors that are one operation.
+_ERRORS = frozenset(f"{name}Backward0" for name in ("MseLoss", "SmoothL1Loss", "HuberLoss"))
+_MEANS = frozenset(f"{name}Backward{number}" for name in ("Mean", "Sum") for number in range(2))
 _BINARY = frozenset(("binary_cross_entropy", "binary_cross_entropy_with_logits"))
 _ELEMENTWISE = frozenset(("huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss"))
 
 
 class LossInputs:
-    """`scores_...`, `labels_outside`, `loss_broadcast`, `output_scale`, `loss_classes`.
+    """`scores_...`, `labels_outside`, `loss_...`, `output_scale`.
 
     Of losses in training, at steps where the tier `signals` is due; means over the step's losses.
     Costs some ten microseconds a loss, over up to 4,096 numbers of what it is given.
@@ -55,6 +58,8 @@ class LossInputs:
     the softmax (the sigmoid) themselves, are given probabilities (what a sigmoid made), else 0;
     `scores_unnormalised` is 1 where `nll_loss`, which takes logarithms of probabilities, is given
     something else; `scores_positive` where `kl_div` is, of which no number is below 0.
+    `loss_negated` is 1 where a backward pass begins at the negative of a mean or sum of squared or
+    absolute differences; 0 at other passes from then on, and not posted before.
     `labels_outside` is 1 where a binary cross entropy is given labels below 0 or above 1, which
     is no mistake where single elements of the loss are taken out again (`reduction="none"`).
     `loss_broadcast` says of losses of two tensors of one shape (`mse_loss` and the like) how many
@@ -70,6 +75,7 @@ class LossInputs:
         self._found: dict[str, list[float | torch.Tensor]] = {}
         self._usual = 0
         self._vary = False
+        self._negated = False
 
     def add(self, name: str, given: Mapping[str, Any]) -> None:
         """Takes what the loss function of that name was called with."""
@@ -96,6 +102,10 @@ class LossInputs:
 
     def add_root(self, node: Any) -> None:
         """Takes the node that a backward pass began from: of a loss written by hand."""
+        negated = _is_negated_error(node)
+        self._negated |= negated
+        if self._negated:
+            self._found.setdefault("loss_negated", []).append(float(negated))
         times = _times_broadcast(node)
         if times is not None:
             self._found.setdefault("loss_broadcast", []).append(times)
@@ -164,6 +174,27 @@ def _times_broadcast(node: Any) -> float | None:
         return None
     square = len(whole) == 2 and whole[0] == whole[1] == math.prod(outputs) > 1
     return float(whole[0]) if square else 1.0
+
+
+def _is_negated_error(node: Any) -> bool:
+    """Whether a loss is the negative of an error: of a mean or sum of squares, or of absolutes."""
+    if node.name() != "NegBackward0":
+        return False
+    for _ in range(_DEEPEST):
+        below = [child for child, _ in node.next_functions if child is not None]
+        if len(below) != 1:
+            return False
+        node = below[0]
+        name = node.name()
+        if name in _ERRORS:
+            return True
+        if name in ("PowBackward0", "AbsBackward0"):
+            odd = name == "PowBackward0" and node._saved_exponent % 2
+            inner = next((child for child, _ in node.next_functions if child is not None), None)
+            return not odd and inner is not None and inner.name() == _DIFFERENCE
+        if name not in _MEANS:
+            return False
+    return False
 
 
 def _few(tensor: torch.Tensor) -> torch.Tensor:

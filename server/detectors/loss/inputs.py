@@ -20,6 +20,7 @@ _RIGHT: Mapping[str, float] = {
     "scores_unnormalised": 0.0,
     "scores_positive": 0.0,
     "labels_outside": 0.0,
+    "loss_negated": 0.0,
 }
 
 
@@ -62,12 +63,12 @@ class LossInputs(Detector[InputsState]):
     logarithms make `nll_loss` and `kl_div` losses without a floor; outputs of the shape [N, 1] and
     targets of the shape [N] make N x N differences, and the best answer is then the mean of all
     targets; with labels of -1 and 1, or of images that were normalised, a binary cross entropy has
-    no floor.
+    no floor; and the negative of an error never has one.
 
     Statistic:
-        At 8 consecutive samples `scores_softmaxed`, `scores_unnormalised`, `scores_positive` or
-        `labels_outside` above 0, or `loss_broadcast` above 1, on any rank. Over after 8 steps
-        without.
+        At 8 consecutive samples `scores_softmaxed`, `scores_unnormalised`, `scores_positive`,
+        `labels_outside` or `loss_negated` above 0, or `loss_broadcast` above 1, on any rank. Over
+        after 8 steps without.
 
     Severity:
         Warning.
@@ -165,6 +166,17 @@ def _finding(name: str, episode: Episode[float], given: Given) -> Finding:
         remedy = (
             "Take `log_softmax` of the scores before (`log_target=True` where the targets are "
             "logarithms, too), and mind the order: the model's comes first."
+        )
+    elif name == "loss_negated":
+        title = "The loss is the negative of an error, which it makes as large as it can"
+        cause = (
+            "The backward pass begins at the negative of a mean or sum of squared or absolute "
+            "differences. An error is never below 0 and has no largest value, so its negative has "
+            "no floor: the outputs are driven away from the targets."
+        )
+        remedy = (
+            "Take the minus sign away. A score that is to be maximised (a return, a likelihood) is "
+            "negated, an error is not. Nothing, if the outputs are meant to leave the targets."
         )
     elif name == "labels_outside":
         title = "A binary cross entropy is given labels below 0 or above 1"

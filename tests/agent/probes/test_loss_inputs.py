@@ -102,6 +102,34 @@ def test_a_sigmoid_before_a_loss_that_takes_it_itself(made, softmaxed):
 TARGETS = torch.linspace(-1, 1, SAMPLES)
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda o: -functional.mse_loss(o[:, 0], TARGETS),
+        lambda o: -functional.l1_loss(o[:, 0], TARGETS),
+        lambda o: -((o[:, 0] - TARGETS) ** 2).mean(),
+        lambda o: -functional.smooth_l1_loss(o[:, 0], TARGETS, reduction="none").sum(),
+    ],
+)
+def test_the_negative_of_an_error(loss):
+    assert all(scalars["loss_negated"] == 1.0 for scalars in trained(loss))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda o: functional.mse_loss(o[:, 0], TARGETS),
+        lambda o: -(o[:, 0] * TARGETS).mean(),
+        lambda o: -o.log_softmax(1)[:, 0].mean(),
+        lambda o: -o.square().mean(),
+        lambda o: -torch.distributions.Normal(o[:, 0], 1.0).log_prob(TARGETS).mean(),
+        lambda o: functional.cross_entropy(o, classes()) - 0.1 * o.square().mean(),
+    ],
+)
+def test_what_is_to_be_maximised_is_no_error(loss):
+    assert all("loss_negated" not in scalars for scalars in trained(loss))
+
+
 @pytest.mark.filterwarnings("ignore:Using a target size")
 @pytest.mark.parametrize(
     ("loss", "times"),
