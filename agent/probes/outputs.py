@@ -23,13 +23,15 @@ _SAMPLES, _NUMBERS = 64, 256
 _GOLDEN = (math.sqrt(5) - 1) / 2
 # Numbers of a sample of which its reconstruction is one.
 _LEAST = 8
+# Rows of an output from which on its halves are looked at.
+_LEAST_ROWS = 16
 # Outputs of one step that are compared: of more micro-batches the first ones show it.
 _MOST = 16
 _level = torch._C._functorch.maybe_current_level
 
 
 class Outputs(Probe):
-    """`output_spread` of the vectors that the model returns, `outputs_compared`; reconstructions.
+    """`output_spread` of the model's vectors, `outputs_compared`, `output_halves`; reconstructions.
 
     Tier `full`: an operation over 64 vectors of up to 256 numbers for each output of a sampled
     step. At other steps nothing is hooked.
@@ -38,7 +40,11 @@ class Outputs(Probe):
     model has returned in the step: 1 where they point anywhere, 0 where all point the same way, so
     that the output says nothing of the sample. The vectors are the rows of tensors of floating
     point numbers with two dimensions that carry a gradient; of several shapes, those of which there
-    are most: `outputs_compared` is their number. A model that returns none (its loss is
+    are most: `outputs_compared` is their number. Of a single one of 16 rows or more,
+    `output_halves` is how far a row of its first half lies from the same one of its second half
+    (1 minus the mean cosine of up to 64 such pairs), over how far any two of these rows do: 1 where
+    rows have nothing to do with each other, near 0 where the halves are two views of the same
+    samples. A model that returns none (its loss is
     computed inside) is represented by the last module with weights that was called in each pass.
 
     `reconstruction_spread` is the same of outputs that have the shape of the first tensor of
@@ -58,6 +64,7 @@ class Outputs(Probe):
         self._hooks = ModuleHooks()
         self._modules: list[nn.Module] = []
         self._found: dict[tuple[int, ...], list[torch.Tensor]] = {}
+        self._halves: torch.Tensor | None = None
         # Of a model that returned no vectors at the last sampled step: its modules with weights,
         # and the one of them that was called last.
         self._inner: list[nn.Module] = []
@@ -89,6 +96,7 @@ class Outputs(Probe):
             if list(map(id, wanted)) != list(map(id, self._modules)):
                 self._modules = wanted
             self._found = {}
+            self._halves = None
             self._hooks.put_on(self, self._modules)
         self._seconds = processor_time() - began
 
@@ -123,6 +131,8 @@ class Outputs(Probe):
                 known = self._found.setdefault(tuple(tensor.shape[1:]), [])
                 if len(known) < _MOST:
                     known.append(_directions(tensor))
+                if self._halves is None and len(tensor) >= _LEAST_ROWS and len(tensor) % 2 == 0:
+                    self._halves = _halves(tensor)
             spent = clock() - began
             self._seconds += spent if is_large else min(spent, LONGEST_PIECE)
 
@@ -134,6 +144,7 @@ class Outputs(Probe):
         with facts.charged("full"), torch.no_grad():
             self._hooks.take_off()
             found, self._found = self._found, {}
+            halves, self._halves = self._halves, None
             rebuilt, self._rebuilt = self._rebuilt, []
             if rebuilt and len({one.device for one in rebuilt}) == 1:
                 spread = 1 - torch.cat(rebuilt).mean(0).square().sum()
@@ -147,6 +158,8 @@ class Outputs(Probe):
             if len(together) > 1:
                 facts.scalars["output_spread"] = 1 - together.mean(0).square().sum()
                 facts.scalars["outputs_compared"] = len(most)
+                if halves is not None and sum(map(len, found.values())) == 1:
+                    facts.scalars["output_halves"] = halves
 
     def close(self) -> None:
         """Takes the hooks off."""
@@ -198,6 +211,15 @@ def _from_all_over(tensor: torch.Tensor) -> torch.Tensor:
         at = at // size
     every: Any = slice(None)
     return some[(every, *reversed(places))]
+
+
+def _halves(tensor: torch.Tensor) -> torch.Tensor:
+    """How far rows lie from those that are half of them further, over how far any two do."""
+    rows = len(tensor) // 2
+    one, other = _directions(tensor[:rows]), _directions(tensor[rows:])
+    apart = 1 - (one * other).sum(1).mean()
+    spread = 1 - ((one.mean(0) + other.mean(0)) / 2).square().sum()
+    return apart / spread.clamp_min(1e-12)
 
 
 def _directions(tensor: torch.Tensor) -> torch.Tensor:

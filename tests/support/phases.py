@@ -251,6 +251,8 @@ def embeddings(
     inputs: float = 0.95,
     undone: bool = False,
     power: float = 0.0,
+    halves: float = 0.0,
+    shrinks: float = 1.0,
     steps: int = 400,
 ) -> Trace:
     """Outputs that are compared with each other, whose directions have a spread of 0.6 at first.
@@ -263,6 +265,8 @@ def embeddings(
         inputs: scatter of the samples of a batch over their size.
         undone: the loss rises again.
         power: of the spread, by which the loss falls; 0: it goes to -1.
+        halves: distance of the two halves of an output over that of any two rows; 0: not posted.
+        shrinks: deviance of the targets in the end over that at first.
     """
     random = np.random.default_rng(seed)
     each = np.arange(steps)
@@ -283,6 +287,9 @@ def embeddings(
     }
     if targets:
         series["explained_deviance"] = np.full(shape, 0.9)
+        series["target_deviance"] = 0.1 * shrinks ** (each / steps) * np.ones(shape)
+    if halves:
+        series["output_halves"] = halves * np.exp(0.2 * random.standard_normal(shape))
     return Trace("embeddings", seed, each, series)
 
 

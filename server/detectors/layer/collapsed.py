@@ -13,7 +13,10 @@ from rankscope.server.detectors.statistics import Progress
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import number
 
-SERIES = ("output_spread", "outputs_compared", "explained_deviance")
+SERIES = (
+    *("output_spread", "outputs_compared", "output_halves"),
+    *("explained_deviance", "target_deviance"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,12 @@ class CollapsedPolicy(Policy):
             nothing: the answers to targets that are alike keep the spread of the targets.
         as_loss: power of the spread by which the loss has fallen meanwhile, at least, and one over
             it at most: a loss that equal outputs make small goes with their spread.
+        views: distance of the rows of an output to those half of it further, over that of any two,
+            up to which the halves are views of the same samples, and compared: of samples that have
+            nothing to do with each other it is 1, with an error of some tenths.
+        shrunk: deviance of the targets over that at first, below which they are no data but outputs
+            of the model that draw together with the others: the targets of a batch scatter alike
+            from the first to the last.
         at_best: distance of the loss from its best, as a share of what it has come down by, up to
             which nothing has undone what was learned.
     """
@@ -45,6 +54,8 @@ class CollapsedPolicy(Policy):
     lowest: Times = 1.5
     gone: Share = 0.03
     as_loss: Number = 0.4
+    views: Share = 0.6
+    shrunk: Share = 0.1
     at_best: Share = 0.05
 
 
@@ -72,6 +83,9 @@ class CollapsedState:
     first: list[float] = field(default_factory=list)
     recent: deque[float] = field(default_factory=deque)
     losses: deque[float] = field(default_factory=deque)
+    first_halves: list[float] = field(default_factory=list)
+    first_targets: list[float] = field(default_factory=list)
+    targets: deque[float] = field(default_factory=deque)
     progress: Progress = field(default_factory=Progress)
     inputs: float = math.nan
     least: float = math.inf
@@ -89,6 +103,13 @@ class CollapsedState:
         # A loss with targets of its own says by `explained_deviance` whether the answer is constant
         # and an answer may be nearly so because the targets are.
         self.supervised |= "explained_deviance" in row
+        half = policy.recent // 2
+        if math.isfinite(row.get("target_deviance", math.nan)):
+            if len(self.first_targets) < half:
+                self.first_targets.append(row["target_deviance"])
+            _append(self.targets, row["target_deviance"], policy.recent)
+        if len(self.first_halves) < half and math.isfinite(row.get("output_halves", math.nan)):
+            self.first_halves.append(row["output_halves"])
         if math.isfinite(row.get("input_spread", math.nan)):
             self.inputs = row["input_spread"]
         loss = row.get("loss", math.nan)
@@ -100,17 +121,25 @@ class CollapsedState:
             return
         # Embeddings are compared with each other: of two views, two towers, or several samples. Of
         # one tensor of outputs, half may be compared with the other half, or all with targets.
-        alone = row.get("outputs_compared", 0.0) < 2
+        alone = row.get("outputs_compared", 0.0) < 2 and not (
+            len(self.first_halves) == half and median(self.first_halves) <= policy.views
+        )
         self.counted += 1
-        if len(self.first) < policy.recent // 2:
+        if len(self.first) < half:
             self.first.append(spread)
         _append(self.recent, spread, policy.recent)
         if len(self.recent) == policy.recent:
             self.least = min(self.least, median(self.recent))
-        if self.counted >= policy.compared and not self.supervised:
+        if self.counted >= policy.compared and not (self.supervised and self._are_data(policy)):
             self._judge(step, policy, alone=alone)
         elif len(self.recent) == policy.recent:
             self._drawn(policy)
+
+    def _are_data(self, policy: CollapsedPolicy) -> bool:
+        """Whether the targets go on scattering as they did: what the model answers does not."""
+        if len(self.targets) < policy.recent:
+            return True
+        return median(self.targets) > policy.shrunk * median(self.first_targets)
 
     def _drawn(self, policy: CollapsedPolicy) -> bool:
         """Whether the spread of the outputs goes to nothing, and the loss with it.

@@ -47,6 +47,17 @@ def test_vectors_that_point_anywhere_have_all_of_it():
     assert found["outputs_compared"] == 2
 
 
+def test_the_halves_of_one_output_may_be_views_of_the_same_samples():
+    torch.manual_seed(0)
+    samples = torch.randn(200, 16)
+    views = torch.cat((samples, samples + 0.2 * torch.randn(200, 16)))
+    assert scalars_of(views)["output_halves"] < 0.1
+    assert scalars_of(views[torch.randperm(400)])["output_halves"] == pytest.approx(1, abs=0.2)
+    # Nothing of it where several outputs, few rows, or no two halves are compared.
+    for given in ((views, views), (views[:14],), (views[:35],)):
+        assert "output_halves" not in scalars_of(*given)
+
+
 @pytest.mark.parametrize("shape", [(8, 1), (8,), (8, 3, 4), ()])
 def test_what_is_no_batch_of_vectors_is_not_compared(shape):
     assert not {"output_spread", "outputs_compared"} & set(scalars_of(torch.ones(shape)))
