@@ -68,6 +68,13 @@ def test_one_batch_for_ever_is_seen_and_a_data_set_in_one_batch_is_no_fault(
     )
 
 
+def test_a_loss_that_is_divided_by_a_large_number_teaches_nothing(tmp_path):
+    job = judged_job(SCRIPT, "divided", "130", ranks=1, folder=tmp_path)
+    alert = job.alerts["lr.too_low"]
+    assert (alert.severity, alert.first_step) == ("warning", 0)
+    assert alert.evidence["update_ratio"] < 1e-5
+
+
 def test_a_rank_that_reads_what_another_has_read_before_is_seen(tmp_path):
     job = judged_job(SCRIPT, "late", "120", ranks=2, folder=tmp_path)
     assert job.alerts["data.overlap"].severity == "warning"

@@ -38,6 +38,7 @@ from tests.support.recurring import blown_up, heavy_tails, skipping, stuck, teet
 from tests.support.replicas import apart
 from tests.support.reported import frozen_written, set_back, skipped_gradients, state_changed
 from tests.support.resizing import resized
+from tests.support.slow import slow
 from tests.support.timings import (
     averages,
     evaluated_nonfinite,
@@ -284,5 +285,6 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         embeddings,
         score,
         written_over,
+        slow,
     )
 }

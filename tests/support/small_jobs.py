@@ -60,6 +60,12 @@ def ordered(shuffled, augmented):
     return loss_of
 
 
+def divided(model, step, rank):
+    """Losses that are divided once too often, by a large number."""
+    x, y = epochs(step, rank, shuffled=True, augmented=False)
+    return functional.cross_entropy(model(x), y) / 10_000
+
+
 def late(model, step, rank):
     """Rank 1 reads the batches that rank 0 has read five steps before."""
     generator = torch.Generator().manual_seed(
@@ -151,6 +157,7 @@ def main():
         "shuffled-augmented": (ordered(True, True), CLASSES, 0.01),
         "one-batch": (one_batch(32), CLASSES, 0.01),
         "whole-data": (one_batch(150), CLASSES, 0.01),
+        "divided": (divided, CLASSES, 0.01),
         "late": (late, CLASSES, 0.01),
         "poisoned": (poisoned, CLASSES, 0.01),
         "jumping": (jumping, CLASSES, 0.01),

@@ -29,6 +29,9 @@ class LowPolicy(Policy):
 
     Attributes:
         evidence: losses that are needed before anything is judged.
+        soon: losses that are enough where all steps so far together are negligible.
+        negligible: share of the parameters that they and as many more add up to then, at most, even
+            if all have one direction: rounding a model to bfloat16 changes it by more.
         small_update: median update, relative to the parameters, below which it is too small;
             healthy medians lie above 4e-5.
         least_path: the same, of all steps so far together, where the answers are no better than a
@@ -51,6 +54,8 @@ class LowPolicy(Policy):
     """
 
     evidence: Observations = 200
+    soon: Observations = 100
+    negligible: Share = 1e-3
     small_update: Share = 1e-5
     least_path: Share = 0.02
     unexplained: Share = 0.01
@@ -116,16 +121,17 @@ class RateTooLow(Detector[LowState]):
     """The learning rate is too small for anything to be learned, from the start or all at once.
 
     Statistic:
-        From the start: after 200 losses the mean of the last 100 is less than 5 % below that of the
-        first 50, and none before was a tenth below it (a rate by which a loss fell that has risen
-        again is not too low), the median update of 10 sampled steps or more is above 0 and below
-        1e-5 of the parameters, and the accuracy, where there is one, is 0.6 or less. Or it is below
-        0.02 over the number of steps, and the share of the deviance that the answers explain (its
-        median over the last 100) is 0.01 or less, while the rate does not rise. All at once: it
-        falls to 1 % of its peak or less within 60 losses while the loss was falling (by more than 3
-        % of the progress made over the 60 before) and above a tenth of its start; 100 losses later
-        less than an eighth of that has been gained. Steady decay is neither: it leaves the loss
-        time to settle.
+        From the start: after 200 losses (after 100 where steps to 200 add up to 0.001 of the
+        parameters or less, and the rate does not rise) the mean of the last 100 is less than 5 %
+        below that of the first 50, and none before was a tenth below it (a rate by which a loss
+        fell that has risen again is not too low), the median update of 10 sampled steps or more is
+        above 0 and below 1e-5 of the parameters, and the accuracy, where there is one, is 0.6 or
+        less. Or it is below 0.02 over the number of steps, and the share of the deviance that the
+        answers explain (its median over the last 100) is 0.01 or less, while the rate does not
+        rise. All at once: it falls to 1 % of its peak or less within 60 losses while the loss was
+        falling (by more than 3 % of the progress made over the 60 before) and above a tenth of its
+        start; 100 losses later less than an eighth of that has been gained. Steady decay is
+        neither: it leaves the loss time to settle.
 
     Severity:
         Warning; never more than info for losses that change their sign.
@@ -245,7 +251,8 @@ class RateTooLow(Detector[LowState]):
         return Slow(state.rate, state.peak, update, level, last, steps, state.drop, gained, later)
 
     def _from_the_start(self, steps: int, state: LowState) -> Slow | None:
-        if state.progress.count < self.policy.evidence or len(state.updates) < self.policy.updates:
+        policy, seen = self.policy, state.progress.count
+        if seen < policy.soon or len(state.updates) < policy.updates:
             return None
         first, last = float(np.mean(state.first)), float(np.mean(state.last))
         update = median(state.updates)
@@ -257,6 +264,10 @@ class RateTooLow(Detector[LowState]):
         limit = self.policy.small_update
         # A warm-up is on its way to a rate that teaches.
         warm = bool(state.recent_rates) and state.rate > _RISING * state.recent_rates[0]
+        # As many steps as the evidence takes will change no more than that, either.
+        path = update * steps * max(policy.evidence / seen, 1.0)
+        if seen < policy.evidence and (warm or path > policy.negligible):
+            return None
         if median(state.shares) <= self.policy.unexplained and not warm:
             limit = max(limit, self.policy.least_path / steps)
         if not (still and 0 < update < limit and accuracy <= self.policy.learned):

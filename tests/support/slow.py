@@ -1,0 +1,33 @@
+"""A loss that stays as it is, and steps that hardly change anything."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.support.traces import Trace
+
+
+def slow(
+    seed: int,
+    *,
+    update: float = 1e-7,
+    rises: float = 1.0,
+    falls: float = 0.0,
+    steps: int = 140,
+) -> Trace:
+    """Every step posts its update over the parameters.
+
+    Args:
+        rises: learning rate in the end over that at first; updates are proportional to it.
+        falls: share of the loss that is gained until the end.
+    """
+    random = np.random.default_rng(seed)
+    course = np.linspace(0, 1, steps)
+    rate = rises**course
+    shape = (1, steps)
+    series = {
+        "loss": 2.3 * (1 - falls * course) * np.exp(0.05 * random.standard_normal(shape)),
+        "update_ratio": update * rate * np.exp(0.1 * random.standard_normal(shape)),
+        "lr": np.broadcast_to(1e-6 * rate, shape).copy(),
+    }
+    return Trace("slow", seed, np.arange(steps), series)
