@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from rankscope.agent.probes import loss_sources
-from rankscope.agent.probes.loss import Loss
+from rankscope.agent.probes.loss import sources as loss_sources
+from rankscope.agent.probes.loss.training import Loss
 from tests.support import listening
 from tests.support.collector import Collector
 from tests.support.probe_harness import Harness

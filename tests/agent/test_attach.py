@@ -18,7 +18,7 @@ from torch.optim import optimizer as optimizers
 
 from rankscope import agent
 from rankscope.agent.monitor import Monitor, NullMonitor
-from rankscope.agent.probes.gradients import Gradients
+from rankscope.agent.probes.gradients.applied import Gradients
 from tests.support.collector import Collector
 
 

@@ -4,7 +4,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from rankscope.server.storage.engine import open_engine
+from rankscope.server.storage.database.engine import open_engine
 from tests.support.alert_rows import add_run, put_alert
 from tests.support.browser import HOW_TO_INSTALL, find_chromium, watched_page
 from tests.support.service import Service

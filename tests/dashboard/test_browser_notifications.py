@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from rankscope.server.storage import notifications, tokens
-from rankscope.server.storage.engine import open_engine, writing
+from rankscope.server.storage.access import tokens
+from rankscope.server.storage.database.engine import open_engine, writing
+from rankscope.server.storage.judgement import notifications
 from tests.support.alert_rows import add_run, put_alert
 from tests.support.browser import HOW_TO_INSTALL, find_chromium, watched_page
 from tests.support.collector import wait_until

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rankscope.agent.probes.buffers import Buffers
+from rankscope.agent.probes.parameters.buffers import Buffers
 from tests.support.ending import end_at_once
 from tests.support.probe_harness import Harness
 

@@ -5,9 +5,9 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from rankscope.agent.probes.cosine import GradientCosine
-from rankscope.agent.probes.gradients import Gradients
-from rankscope.agent.probes.local_gradients import LocalGradients
+from rankscope.agent.probes.gradients.applied import Gradients
+from rankscope.agent.probes.gradients.cosine import GradientCosine
+from rankscope.agent.probes.gradients.local import LocalGradients
 from tests.support.ending import end_at_once
 from tests.support.probe_harness import Harness
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from rankscope.agent.probes.timing import CollectiveWait
+from rankscope.agent.probes.machine.timing import CollectiveWait
 from rankscope.agent.steps.hooks import RootHook
 from tests.support.ending import end_at_once
 from tests.support.probe_harness import Harness

@@ -12,9 +12,10 @@ from sqlalchemy import select
 
 from rankscope.agent import wire
 from rankscope.server.evaluation.worker import Worker
-from rankscope.server.storage import migrate, schema
-from rankscope.server.storage.engine import open_engine, reading, writing
-from rankscope.server.storage.ingest import store_batch
+from rankscope.server.storage import schema
+from rankscope.server.storage.database import migrate
+from rankscope.server.storage.database.engine import open_engine, reading, writing
+from rankscope.server.storage.ingest.batches import store_batch
 from tests.support.collector import Collector
 from tests.support.ranks import run_ranks
 

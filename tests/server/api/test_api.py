@@ -15,7 +15,7 @@ from rankscope.agent import wire
 from rankscope.server.app import create_app
 from rankscope.server.settings import Settings
 from rankscope.server.storage import schema
-from rankscope.server.storage.engine import writing
+from rankscope.server.storage.database.engine import writing
 from tests.support.api import MSGPACK, batch, column, get, post
 from tests.support.collector import wait_until
 from tests.support.fixture_run import SyntheticRun

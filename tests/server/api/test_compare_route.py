@@ -10,9 +10,9 @@ from sqlalchemy import event
 
 from rankscope.server.api.compare import compare
 from rankscope.server.api.problems import Problem
-from rankscope.server.storage import migrate
-from rankscope.server.storage.engine import open_engine, writing
-from rankscope.server.storage.ingest import store_batch
+from rankscope.server.storage.database import migrate
+from rankscope.server.storage.database.engine import open_engine, writing
+from rankscope.server.storage.ingest.batches import store_batch
 from tests.support.api import batch, column
 
 # Some count tokens or samples as steps.

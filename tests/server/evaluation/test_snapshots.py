@@ -18,9 +18,10 @@ from rankscope.server.detectors.runner import Evaluation
 from rankscope.server.evaluation import run as run_evaluation
 from rankscope.server.evaluation import snapshot
 from rankscope.server.evaluation.worker import Worker
-from rankscope.server.storage import migrate, schema
-from rankscope.server.storage.engine import open_engine, reading, writing
-from rankscope.server.storage.ingest import store_batch
+from rankscope.server.storage import schema
+from rankscope.server.storage.database import migrate
+from rankscope.server.storage.database.engine import open_engine, reading, writing
+from rankscope.server.storage.ingest.batches import store_batch
 from tests.support.chain import chain
 from tests.support.fixture_run import SyntheticRun
 from tests.support.judging import judge
