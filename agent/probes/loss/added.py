@@ -13,7 +13,7 @@ from types import CodeType, FrameType
 
 import torch
 
-_NOT_THE_TRAINERS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
+_NOT_THE_TRAINERS = (str(Path(__file__).parents[2]), str(Path(torch.__file__).parent))
 # Functions that a value is followed through, from the inside out.
 _MOST_FRAMES = 8
 _MOST_KNOWN = 1000

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 _MOST_CODES = 1000
-_NOT_THE_TRAINERS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
+_NOT_THE_TRAINERS = (str(Path(__file__).parents[2]), str(Path(torch.__file__).parent))
 _CALL = torch.nn.Module._call_impl.__code__
 # Id of a code -> the code, which keeps the id its own, and its loops.
 _loops: dict[int, tuple[CodeType, tuple[tuple[int, int], ...]]] = {}
