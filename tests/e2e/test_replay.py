@@ -14,7 +14,7 @@ from rankscope.server.storage import schema
 from rankscope.server.storage.database.engine import open_engine, reading, writing
 from rankscope.server.storage.judgement import evaluation
 from tests.support.faultlab import ran
-from tests.support.service import eventually
+from tests.support.servers.service import eventually
 
 pytestmark = pytest.mark.e2e
 

@@ -6,7 +6,7 @@ import pytest
 
 from rankscope.server.storage.database import migrate
 from rankscope.server.storage.database.engine import open_engine
-from tests.support import postgres as pg
+from tests.support.servers import postgres as pg
 
 _numbers = itertools.count()
 

@@ -19,8 +19,8 @@ from rankscope.server.storage.database.engine import open_engine, writing
 from rankscope.server.storage.judgement import evaluation
 from rankscope.server.storage.reading import runs
 from tests.support.incidents import RUN, alert
-from tests.support.serve_app import serve_app
-from tests.support.service import eventually
+from tests.support.servers.serve_app import serve_app
+from tests.support.servers.service import eventually
 
 
 def url(path):

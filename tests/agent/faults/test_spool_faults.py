@@ -14,7 +14,7 @@ import pytest
 from rankscope.agent.delivery import spool
 from rankscope.agent.delivery.spool import SpoolFolder
 from tests.support import saboteur
-from tests.support.collector import wait_until
+from tests.support.servers.collector import wait_until
 
 
 def full(path, mode="r", *args, **kwargs):

@@ -11,7 +11,7 @@ from rankscope.server.storage.ingest.batches import store_batch
 from rankscope.server.storage.judgement import evaluation
 from rankscope.server.storage.reading import layers, runs
 from rankscope.server.window import LayerPart, LivenessPart, NewData, RankLiveness
-from tests.support.columns import of_rank
+from tests.support.runs.columns import of_rank
 
 TABLE = wire.TensorTable(("a", "b"), ((2, 2), (2,)), ("float32",) * 2, ("",) * 2)
 

@@ -22,11 +22,11 @@ from rankscope.server.storage import schema
 from rankscope.server.storage.database import migrate
 from rankscope.server.storage.database.engine import open_engine, reading, writing
 from rankscope.server.storage.ingest.batches import store_batch
-from tests.support.chain import chain
-from tests.support.fixture_run import SyntheticRun
 from tests.support.judging import judge
-from tests.support.replicas import apart
-from tests.support.scenarios import TRACES, recorded
+from tests.support.runs.chain import chain
+from tests.support.runs.fixture_run import SyntheticRun
+from tests.support.runs.replicas import apart
+from tests.support.runs.scenarios import TRACES, recorded
 
 RECORDED = [path.stem for path in sorted(TRACES.glob("*.npz"))]
 DIVERGENT = ["none", "start", "bitflip", "skipped", "rate", "drift", "step-skipped", "none+own"]

@@ -14,7 +14,7 @@ from rankscope.server.storage import schema
 from rankscope.server.storage.database.engine import reading, writing
 from rankscope.server.storage.judgement import alerts, notifications
 from tests.support.alert_rows import add_run, put_alert
-from tests.support.receivers import Hook, hook
+from tests.support.servers.receivers import Hook, hook
 
 
 class Clock:

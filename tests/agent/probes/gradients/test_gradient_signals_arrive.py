@@ -10,7 +10,7 @@ from torch.nn import functional
 from rankscope import agent
 from rankscope.agent.fingerprint import Pending
 from rankscope.agent.probes.arrival import Arrival
-from tests.support.collector import Collector
+from tests.support.servers.collector import Collector
 
 
 def net():

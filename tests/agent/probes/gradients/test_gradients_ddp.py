@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.ddp_gradients import SCALE, WAYS, worker
+from tests.support.jobs.ddp_gradients import SCALE, WAYS, worker
 
 
 @pytest.fixture(scope="module")

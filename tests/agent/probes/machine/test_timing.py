@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rankscope.agent.probes.machine.timing import CollectiveWait, Timing
-from tests.support.ddp_timing import DELAY, worker
+from tests.support.jobs.ddp_timing import DELAY, worker
 from tests.support.probe_harness import Harness
 
 

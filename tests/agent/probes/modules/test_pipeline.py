@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from rankscope import agent
-from tests.support.collector import Collector
+from tests.support.servers.collector import Collector
 
 # As many as are sampled whatever they cost.
 STEPS = 8

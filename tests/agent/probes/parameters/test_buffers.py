@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.agent.probes.parameters.buffers import Buffers
-from tests.support.ddp_buffers import digest, made, train_step, worker
+from tests.support.jobs.ddp_buffers import digest, made, train_step, worker
 from tests.support.probe_harness import Harness
 
 

@@ -22,8 +22,8 @@ from rankscope.server.storage.database.engine import open_engine, reading, writi
 from rankscope.server.storage.ingest.batches import store_batch
 from rankscope.server.storage.maintenance import backup, compaction, damage
 from rankscope.server.storage.maintenance.pruning import belonging
-from tests.support import postgres as pg
-from tests.support.fixture_run import SyntheticRun
+from tests.support.runs.fixture_run import SyntheticRun
+from tests.support.servers import postgres as pg
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from rankscope.server.storage.ingest.batches import store_batch
 from rankscope.server.storage.judgement.alerts import get_alert, list_alerts
 from rankscope.server.storage.maintenance import pruning
 from rankscope.server.storage.reading import runs
-from tests.support.fixture_run import SyntheticRun
+from tests.support.runs.fixture_run import SyntheticRun
 
 DAY = 86400.0
 

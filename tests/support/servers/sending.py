@@ -19,7 +19,7 @@ from rankscope.agent.delivery.sender import Sender
 from rankscope.agent.delivery.spool import SpoolFolder
 from rankscope.agent.launcher import Identity
 from rankscope.agent.options import Options
-from tests.support.collector import Collector
+from tests.support.servers.collector import Collector
 
 QUICK = Pace(
     batch=0.01,

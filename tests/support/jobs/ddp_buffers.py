@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.agent.probes.parameters.buffers import Buffers
-from tests.support.ending import end_at_once
+from tests.support.jobs.ending import end_at_once
 from tests.support.probe_harness import Harness
 
 

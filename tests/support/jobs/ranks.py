@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rankscope.server.demo.processes import PYTHON, Job, job_environment, own_environment
 
-REPOSITORY = Path(__file__).parent.parent.parent
+REPOSITORY = Path(__file__).parents[3]
 EXAMPLE = REPOSITORY / "examples" / "train_ddp.py"
 TORCHRUN = Path(sys.executable).with_name("torchrun")
 

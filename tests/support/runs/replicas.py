@@ -12,7 +12,7 @@ import numpy as np
 from rankscope.agent import wire
 from rankscope.server.comparison import compare
 from rankscope.server.window import Comparison
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 NAMES = ("embed.weight", "hidden.weight", "hidden.bias", "output.weight", "output.bias", "scale")
 SHAPES = ((20, 16), (16, 16), (16,), (10, 16), (10,), (1,))

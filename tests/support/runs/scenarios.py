@@ -12,13 +12,20 @@ from typing import Any, Protocol
 import numpy as np
 
 from rankscope.server.window import Window
-from tests.support.chain import chain
-from tests.support.courses import answers, constant_answers, thrown_away, weights, zero_at, zeros
-from tests.support.layered import compressed, layered, noisy_gradients, odd_batches
-from tests.support.liveness import failing, silence, stalled
-from tests.support.logged import logged
-from tests.support.memory import memory
-from tests.support.phases import (
+from tests.support.runs.chain import chain
+from tests.support.runs.courses import (
+    answers,
+    constant_answers,
+    thrown_away,
+    weights,
+    zero_at,
+    zeros,
+)
+from tests.support.runs.layered import compressed, layered, noisy_gradients, odd_batches
+from tests.support.runs.liveness import failing, silence, stalled
+from tests.support.runs.logged import logged
+from tests.support.runs.memory import memory
+from tests.support.runs.phases import (
     dying,
     embeddings,
     given_to_the_loss,
@@ -33,13 +40,13 @@ from tests.support.phases import (
     turns,
     unlike_targets,
 )
-from tests.support.pushes import pushes
-from tests.support.recurring import blown_up, heavy_tails, skipping, stuck, teeth
-from tests.support.replicas import apart
-from tests.support.reported import frozen_written, set_back, skipped_gradients, state_changed
-from tests.support.resizing import resized
-from tests.support.slow import slow
-from tests.support.timings import (
+from tests.support.runs.pushes import pushes
+from tests.support.runs.recurring import blown_up, heavy_tails, skipping, stuck, teeth
+from tests.support.runs.replicas import apart
+from tests.support.runs.reported import frozen_written, set_back, skipped_gradients, state_changed
+from tests.support.runs.resizing import resized
+from tests.support.runs.slow import slow
+from tests.support.runs.timings import (
     averages,
     evaluated_nonfinite,
     left_plateau,
@@ -48,11 +55,11 @@ from tests.support.timings import (
     settled,
     timings,
 )
-from tests.support.traces import Trace
-from tests.support.weighted import weighted
-from tests.support.written_over import written_over
+from tests.support.runs.traces import Trace
+from tests.support.runs.weighted import weighted
+from tests.support.runs.written_over import written_over
 
-TRACES = Path(__file__).parents[1] / "server" / "detectors" / "traces"
+TRACES = Path(__file__).parents[2] / "server" / "detectors" / "traces"
 
 
 class Scenario(Protocol):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.posted import SHAPES, Posted, Said, config_of, model_word, table_of, word
+from tests.support.runs.posted import SHAPES, Posted, Said, config_of, model_word, table_of, word
 
 SAMPLES = 16
 

@@ -13,7 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope import agent
-from tests.support.ending import end_at_once
+from tests.support.jobs.ending import end_at_once
 
 STEPS, CUT = 60, 40
 

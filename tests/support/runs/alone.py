@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from rankscope.server.window import Series, Window
-from tests.support.scenarios import Scenario
+from tests.support.runs.scenarios import Scenario
 
 
 @dataclass(frozen=True)

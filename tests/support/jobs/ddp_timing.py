@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.agent.probes.machine.timing import CollectiveWait
 from rankscope.agent.steps.hooks import RootHook
-from tests.support.ending import end_at_once
+from tests.support.jobs.ending import end_at_once
 from tests.support.probe_harness import Harness
 
 DELAY = 0.05

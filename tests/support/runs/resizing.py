@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rankscope.server.window import Window
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from rankscope.server.window import (
     RankLiveness,
     Window,
 )
-from tests.support.columns import of_rank
+from tests.support.runs.columns import of_rank
 
 NAMES = ("embed.weight", "first.weight", "second.weight", "first.bias", "head.weight", "head.bias")
 SHAPES = ((20, 8), (8, 8), (8, 8), (8,), (10, 8), (10,))

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rankscope.agent.probes.gradients.applied import Gradients
 from rankscope.agent.probes.gradients.cosine import GradientCosine
 from rankscope.agent.probes.gradients.local import LocalGradients
-from tests.support.ending import end_at_once
+from tests.support.jobs.ending import end_at_once
 from tests.support.probe_harness import Harness
 
 PROBES = (LocalGradients, Gradients, GradientCosine)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.server.window import Occurrence
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 STEPS = 300
 

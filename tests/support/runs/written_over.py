@@ -8,7 +8,7 @@ import numpy as np
 
 from rankscope.agent import wire
 from rankscope.server.window import LayerNumbers
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 NAMES = ("embed.weight", "inner.weight", "hidden.weight", "hidden.bias", "head.weight")
 SHAPES = ((1000, 128), (256, 128), (128, 256), (128,), (10, 128))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 _FILES = "process_mapped_file_bytes"
 _RESIDENT, _DEVICE = "process_resident_memory_bytes", "cuda_memory_allocated_bytes"

@@ -13,7 +13,7 @@ import numpy as np
 from rankscope.agent import wire
 from rankscope.server.comparison import conservation
 from rankscope.server.window import LayerNumbers, Reduction
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 NAMES = ("inner.weight", "inner.bias", "hidden.weight", "hidden.bias", "head.weight", "head.bias")
 SHAPES = ((32, 64), (32,), (32, 32), (32,), (10, 32), (10,))

@@ -6,7 +6,7 @@ import heapq
 
 import numpy as np
 
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 # What can be wrong, with the worker that it is wrong with.
 FAULTS = ("none", "stuck", "lost", "twice", "slow", "hiccup", "background", "many-lost")

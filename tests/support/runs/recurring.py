@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rankscope.server.window import Occurrence
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 
 def teeth(

@@ -16,8 +16,8 @@ from rankscope.server.storage import schema
 from rankscope.server.storage.database import migrate
 from rankscope.server.storage.database.engine import open_engine, reading, writing
 from rankscope.server.storage.ingest.batches import store_batch
-from tests.support.collector import Collector
-from tests.support.ranks import run_ranks
+from tests.support.jobs.ranks import run_ranks
+from tests.support.servers.collector import Collector
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def judged_job(
             ranks=ranks,
             folder=folder,
             environment={
-                "PYTHONPATH": str(Path(__file__).parents[2]),
+                "PYTHONPATH": str(Path(__file__).parents[3]),
                 "OMP_NUM_THREADS": "1",
                 "RANKSCOPE_SERVER": collector.url,
                 "RANKSCOPE_RUN": "run",

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from rankscope.server.window import Occurrence
-from tests.support.layered import layered
-from tests.support.traces import Trace
+from tests.support.runs.layered import layered
+from tests.support.runs.traces import Trace
 
 
 def unlike_targets(

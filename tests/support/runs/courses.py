@@ -3,7 +3,7 @@
 import numpy as np
 
 from rankscope.server.window import Occurrence
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 
 def weights(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 
 def slow(

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tests.support.hooks import hook_of
-from tests.support.posted import (
+from tests.support.runs.hooks import hook_of
+from tests.support.runs.posted import (
     NAMES,
     SHAPES,
     Posted,
@@ -21,8 +21,8 @@ from tests.support.posted import (
     table_of,
     word,
 )
-from tests.support.samples import read
-from tests.support.samples import words as words_of_samples
+from tests.support.runs.samples import read
+from tests.support.runs.samples import words as words_of_samples
 
 
 def chain(
