@@ -343,5 +343,5 @@ def _check(
     return Check(
         Status.MISSING_INPUT,
         "No two replicas report how long they wait for the others (`wait_seconds`): it is known on "
-        "CPUs, between the last gradient and the optimizer's step.",
+        "CPUs and CUDA, between the last gradient and the optimizer's step.",
     )
