@@ -13,7 +13,7 @@ from typing import Any
 
 from rankscope.agent.wire import limits
 
-# Newest first: that of all backends (gloo among them), and that of NCCL, which is older.
+# That of gloo and other backends, and that of NCCL, which is a recorder of its own.
 _DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
 
 
@@ -30,15 +30,13 @@ def last_collectives() -> list[dict[str, Any]]:
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return []
     recorder = sys.modules.get("torch._C._distributed_c10d")
+    entries: list[Mapping[str, Any]] = []
     for name in _DUMPS:
-        dump = getattr(recorder, name, None)
-        if dump is None:
+        if (dump := getattr(recorder, name, None)) is None:
             continue
         # With collectives, without stack traces, also those that are over. Made by this process.
-        found = shortened(pickle.loads(dump(True, False, False)).get("entries", ()))
-        if found:
-            return found
-    return []
+        entries += pickle.loads(dump(True, False, False)).get("entries", ())
+    return shortened(sorted(entries, key=lambda entry: entry.get("time_created_ns", 0)))
 
 
 def shortened(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -1,5 +1,11 @@
 """What is posted of PyTorch's flight recorder."""
 
+import pickle
+
+import pytest
+import torch
+import torch.distributed as dist
+
 from rankscope.agent.process.flight_recorder import last_collectives, shortened
 from rankscope.agent.wire import limits
 
@@ -42,3 +48,33 @@ def test_what_is_long_is_cut():
 
 def test_messages_between_two_ranks_have_numbers_of_their_own():
     assert shortened([entry(7, is_p2p=True)]) == []
+
+
+@pytest.fixture
+def group(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_what_gloo_and_nccl_record_stands_in_one_order(group, monkeypatch):
+    if not hasattr(torch._C._distributed_c10d, "_dump_fr_trace"):
+        pytest.skip("this torch does not record gloo")
+    dist.all_reduce(torch.ones(3, 2))
+    mine = entry(9, group="7", profiling_name="nccl:all_reduce", retired=False, state="started")
+    dumped = pickle.dumps({"entries": [{**mine, "time_created_ns": 2**62}]})
+    monkeypatch.setattr(
+        torch._C._distributed_c10d, "_dump_nccl_trace", lambda *given: dumped, raising=False
+    )
+    *_, of_gloo, of_nccl = last_collectives()
+    assert of_gloo == {
+        "group": of_gloo["group"],
+        "name": "gloo:all_reduce",
+        "sequence": 1,
+        "state": "completed",
+        "shapes": [[3, 2]],
+    }
+    assert (of_nccl["name"], of_nccl["state"], of_nccl["sequence"]) == (
+        *("nccl:all_reduce", "started"),
+        9,
+    )

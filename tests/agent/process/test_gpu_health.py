@@ -93,3 +93,20 @@ def test_without_the_package_and_on_a_cpu_nothing_is_known(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert GpuHealth().read(GPU) == {}
     assert GpuHealth().read(torch.device("cpu")) == {}
+
+
+def test_the_monitor_records_it_beside_the_step_in_progress(nvml, watching):
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = watching.attach(model, optimizer)
+    read = monitor._gpu.read
+    monitor._gpu.read = lambda device: read(GPU)  # as if the parameters were there
+    for _ in range(3):
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+    asked = monitor.phase  # as the sender does
+    assert asked
+    model(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+    assert set(watching.points("gpu_temperature_celsius").values()) == {91.0}
+    assert not watching.events("agent.fault")
