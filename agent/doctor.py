@@ -31,7 +31,7 @@ _CLOCK_WARNING_S = 5.0
 _TIMEOUT_S = 10.0
 # Links of the chain within a step; what comes after them in `STAGES` stands beside it.
 _CHAIN = wire.STAGES.index("parameters") + 1
-_PACKAGES = ("torch", "numpy", "msgpack", "urllib3", "tensorboard")
+_PACKAGES = ("torch", "numpy", "msgpack", "urllib3", "tensorboard", "nvidia-ml-py")
 _SERVER_PACKAGES = ("fastapi", "sqlalchemy", "alembic", "uvicorn", "plotly")
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rankscope.agent.delivery import process_exit
 from rankscope.agent.delivery.session import Session
 from rankscope.agent.guard import Guard, contained_keywords, message_of
+from rankscope.agent.process.flight_recorder import last_collectives
 from rankscope.agent.process.thread_phase import phase_of, place_of, place_of_error, stacks_of
 from rankscope.agent.schedule import Schedule
 from rankscope.agent.steps.count import StepCount
@@ -85,6 +86,8 @@ class Monitor:
         self._guard = Guard(self._report, everywhere=True)
         # A value that cannot be recorded is no reason to stop recording the others.
         self._bookkeeping = self._guard.probe("records", tolerance=1000)
+        # Its form is not promised by torch: where it has another one, the stacks are posted alone.
+        self._recorder = self._guard.probe("flight recorder")
         options = connection.options
         # What an earlier monitor of the run in this process has spent of it is gone.
         left = max(options.allowance - _allowances_spent.get(self.run, 0.0), 0.0)
@@ -188,6 +191,8 @@ class Monitor:
         data["seconds"] = round(now - since, 1)
         if not goes_on:
             data["stacks"] = stacks_of(self._thread)
+            with self._recorder:
+                data["collectives"] = last_collectives()
         # Of a step that is complete on all ranks: the server goes no further meanwhile.
         before = max(step - 2, 0)
         self._records.event(Event(step=before, kind="stalled", text=place, data=data))

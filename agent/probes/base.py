@@ -10,6 +10,7 @@ import torch
 
 from rankscope.agent.model.modules import NamedModules
 from rankscope.agent.model.tensors import TensorGroup
+from rankscope.agent.process import device_events
 from rankscope.agent.schedule import Schedule
 from rankscope.agent.steps.count import StepCount
 from rankscope.agent.wire import Fingerprint, Layers
@@ -147,6 +148,7 @@ class Context:
         gradients_not_finite: each is called when a gradient is known not to be finite before an
             optimizer has stepped with it, with whether it is certain that none will (a loss scaler
             skips the step).
+        events: marks places in the work of devices, to time it there.
         in_evaluation_mode: training passes are in evaluation mode (dropout and batch norm off).
         aside: seconds that probes spent inside the trainer's calls at the step in progress, beyond
             what they charge to a tier.
@@ -186,6 +188,7 @@ class Context:
         self.loss_function_not_finite: Callable[[str, dict[str, Any]], None] = _nothing
         self._skips = 0
         self.gradients_not_finite: list[Callable[[bool], None]] = []
+        self.events = device_events.events()
         self.in_evaluation_mode = False
         self.aside = 0.0
         self.loader = (0, 0, 0)

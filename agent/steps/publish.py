@@ -59,7 +59,13 @@ class Publisher:
             readout.when_ready(facts.later[-1][0], lambda: self._known(facts))
 
     def scalars_alone(self, facts: StepFacts) -> None:
-        """The facts of a step into which nothing but known scalars and digests were put."""
+        """The facts of a step into which nothing but known scalars and digests were put.
+
+        What a device still times is put into them later.
+        """
+        if facts.later:
+            self.everything(facts)
+            return
         if self._readout.waiting:
             self._readout.poll()
         if PLAIN.issuperset(map(type, facts.scalars.values())):

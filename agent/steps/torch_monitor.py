@@ -21,6 +21,7 @@ from rankscope.agent.probes.machine.timing import Timing
 from rankscope.agent.probes.parameters.frozen import FrozenParameters
 from rankscope.agent.probes.parameters.trained import Parameters
 from rankscope.agent.probes.parameters.watched import WatchedModules
+from rankscope.agent.process.gpu_health import GpuHealth
 from rankscope.agent.steps import hooks, joined
 from rankscope.agent.steps.account import Account
 from rankscope.agent.steps.autograd import nodes_made
@@ -68,6 +69,7 @@ class TorchMonitor(Monitor):
         self._is_hooked = True  # whether the root hook is on
         self._forwards = 0  # calls of the model, while it is
 
+        self._gpu, self._gpu_probe = GpuHealth(), self._guard.probe("gpu health")
         self._tracked = Tracked(model, optimizer)
         self._spent = Spent(self._tracked.group.tensors)
         self._context = Context(
@@ -135,8 +137,17 @@ class TorchMonitor(Monitor):
     def phase(self) -> str:
         """What the training thread is doing: `forward`, `backward`, `collective`, `data`, ..."""
         phase = super().phase
+        self._report_gpu()
         evaluates = phase == "forward" and not self._context.trains(self._model)
         return "evaluation" if evaluates else phase
+
+    def _report_gpu(self) -> None:
+        """Records how the GPU is, now and then; called in the sender's thread."""
+        tensors = self._context.parameters.tensors
+        with self._gpu_probe:
+            found = self._gpu.read(tensors[0].device) if tensors and not self.closed else {}
+            if found:
+                self._records.scalars(self._count.step, found)
 
     def watches_class_of(self, model: torch.nn.Module) -> bool:
         """Whether the model that is watched is of the same class as another."""

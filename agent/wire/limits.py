@@ -155,6 +155,8 @@ SHARDED_OVER = Limit(
 # no more and the server keeps no more: 16,000 characters in all, far below the 262,144 of `CONFIG`,
 # which an event's data may have.
 STACK_THREADS, STACK_FRAMES, STACK_CHARACTERS = 8, 25, 80
+# Of its last collectives: how many, and of each so many shapes with so many dimensions.
+COLLECTIVES, COLLECTIVE_SHAPES = 8, 4
 
 LIMITS = (
     *(BODY, OBJECTS, DEPTH, NAME, LABEL, WORD, TEXT, TENSOR_NAME, SERIES, SERIES_OF_RUN, ROWS),

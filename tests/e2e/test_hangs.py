@@ -66,3 +66,28 @@ def test_a_rank_that_is_done_before_the_others(service, tmp_path):
     alert, _ = hung(service, tmp_path, "done", ranks=3)
     assert (alert["kind"], alert["ranks"]) == ("rank.stalled", [2])
     assert alert["title"] == f"Ranks 0 and 1 wait in step {STEP} for rank 2, which is done"
+
+
+def test_a_job_that_dies_in_different_collectives(service, tmp_path):
+    environment = {"RANKSCOPE_SERVER": service.url, "RANKSCOPE_RUN": "gave-up"}
+    with started_ranks(
+        *(SCRIPT, "other collective", str(STEP)), ranks=3, folder=tmp_path, environment=environment
+    ) as job:
+        # Until gloo gives up: its time-out ends every rank.
+        assert all(job.wait(120))
+    (alert,) = eventually(
+        lambda: [a for a in service.alerts("gave-up") if a["kind"] == "rank.stalled"], timeout_s=60
+    )
+    assert (alert["ranks"], alert["first_step"]) == ([2], STEP)
+    assert "rank 2, which is in a collective at go_wrong (unhappy_job.py:" in alert["title"]
+    assert "rank 2 is in gloo:broadcast" in alert["cause"]
+    assert "ranks 0 and 1 are in gloo:all_reduce" in alert["cause"]
+    of_rank = alert["evidence"]["collectives"]
+    assert of_rank.keys() == {"0", "2"}
+    mine, theirs = of_rank["2"][-1], of_rank["0"][-1]
+    # The same number, of the same group: both began it after the same ones, and not the same.
+    assert (mine["name"], theirs["name"]) == ("gloo:broadcast", "gloo:all_reduce")
+    assert (mine["sequence"], mine["group"]) == (theirs["sequence"], theirs["group"])
+    assert (mine["state"], mine["shapes"]) == ("scheduled", [[3]])
+    assert all(one["state"] == "completed" for one in of_rank["2"][:-1])
+    assert any("go_wrong" in line for line in alert["evidence"]["stacks"]["2"]["MainThread"])

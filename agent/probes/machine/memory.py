@@ -24,6 +24,11 @@ class Memory(Probe):
     device of the first parameter, `cuda_memory_reserved_bytes` what the caching allocator holds of
     the device for it, and `cuda_max_memory_allocated_bytes` the largest that tensors have occupied
     so far, or since the trainer has reset that count: the agent never does.
+
+    Where `nvidia-ml-py` is installed, the agent's own thread asks the driver every 10 s how that
+    device is: `gpu_temperature_celsius`, `gpu_sm_clock_mhz`, `gpu_throttle_reasons` (bits of
+    NVML's `nvmlClocksThrottleReasons`), `gpu_ecc_corrected` and `gpu_ecc_uncorrected` (memory
+    errors since the driver was loaded). What the driver refuses is left out.
     """
 
     name = "memory"

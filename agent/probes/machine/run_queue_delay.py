@@ -15,7 +15,7 @@ class RunQueueDelay(Probe):
     Costs a reading of a counter a step, one microsecond (tier `basic`), where the step before or
     after is sampled, too. Posted where it is half a millisecond or more, and with it
     `processor_seconds`, for which the thread had one. What is left of the step it waited for
-    something else.
+    something else. Not on CUDA, where a thread that waits for its device keeps its processor busy.
 
     The Linux kernel counts for each thread for how long it was ready to run while others were
     running (`/proc/thread-self/schedstat`, in nanoseconds). Where ranks share a machine that has
@@ -43,7 +43,9 @@ class RunQueueDelay(Probe):
         seconds = (counted[1] - self._before[1]) * 1e-9
         if goes_on and second and seconds >= _LEAST:
             facts.scalars["queued_seconds"] = seconds
-            facts.scalars["processor_seconds"] = (counted[0] - self._before[0]) * 1e-9
+            tensors = self.context.parameters.tensors
+            if not (tensors and self.context.events.measure(tensors[0])):
+                facts.scalars["processor_seconds"] = (counted[0] - self._before[0]) * 1e-9
         self._before, self._step = counted, facts.step
 
     def close(self) -> None:

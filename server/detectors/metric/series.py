@@ -9,13 +9,15 @@ from functools import cache
 # are what they are set to, and are compared where they matter (`desync.hyperparameters`,
 # `schedule.mismatch`, `desync.config`, `update.missing`); times have tails that are no outliers,
 # and `rank.straggler`, `rank.starved` and `collective.slow` judge them. Memory moves in steps, on
-# each rank at a time of its own, and `memory.growing` judges it.
+# each rank at a time of its own, and `memory.growing` judges it. How a GPU is stands as evidence
+# beside what is found of its rank.
 _AGENTS = re.compile(
     r"rankscope/.*|hyperparameters/.*|lr|lr/.*|.*_seconds|samples|tokens|samples_per_second"
     r"|tokens_per_second|optimizer_steps|micro_steps|steps_skipped|scheduler_steps|amp_scale"
     r"|parameters_written|modules_in_eval|autocast|passes_discarded|loss_divisor|gradients_unreduced"
     r"|buffers_nonfinite|gradient_carried.*|tensors_.*|push_.*|outputs_compared|task|loss_classes"
     r"|process_(resident_memory|mapped_file)_bytes|cuda_(max_)?memory_(allocated|reserved)_bytes"
+    r"|gpu_(temperature_celsius|sm_clock_mhz|throttle_reasons|ecc_(un)?corrected)"
 )
 # What it records of the training: their own past is judged by kinds of their own (`loss.*`,
 # `accuracy.*`, `gradient.*`, `update.ratio`, `clipping.saturated`, `generalization.gap`), by rules

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rankscope.agent import wire
+from rankscope.server.detectors.rank.recorder import Collective, collectives_of
 from rankscope.server.detectors.wording import agree, count, listing, ranks
 from rankscope.server.window import Occurrence
 
@@ -46,6 +47,7 @@ class Place:
         attempt: number of the rank's process.
         stacks: of its threads, that of the training thread first; each from the innermost frame
             outwards.
+        collectives: its last ones, as PyTorch's flight recorder has them.
     """
 
     step: int
@@ -54,6 +56,7 @@ class Place:
     since: float
     attempt: int = 0
     stacks: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    collectives: tuple[Collective, ...] = ()
 
     @property
     def certain(self) -> bool:
@@ -117,6 +120,7 @@ def place_of_event(event: Occurrence, now: float, attempt: int) -> Place:
         attempt=attempt,
         since=at - (float(seconds) if isinstance(seconds, int | float) else 0.0),
         stacks=_stacks(event.data.get("stacks")),
+        collectives=collectives_of(event.data.get("collectives")),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -18,6 +18,7 @@ from rankscope.server.detectors.rank.places import (
     described,
     place_of_event,
 )
+from rankscope.server.detectors.rank.recorder import compared
 from rankscope.server.detectors.wording import agree, ranks, sentences
 from rankscope.server.window import Check, RankLiveness, Status, Window
 
@@ -91,7 +92,10 @@ class RankStalled(Detector[StalledState]):
     Evidence:
         `places` (for each rank its step, phase and place), `waiting` (ranks that wait), `seconds`,
         `failed_ranks`, `errors`, and `stacks`: of the suspect ranks and of the first one that
-        waits, at most four, for each thread its frames from the innermost outwards.
+        waits, at most four, for each thread its frames from the innermost outwards. `collectives`:
+        of the same ranks the last ones by PyTorch's flight recorder, where it records (`group`,
+        `name`, `sequence` within the group, `state`, `shapes`); the cause says which rank is in
+        which collective, and which ranks have not come to it.
 
     Source:
         deepspeedai/DeepSpeed#5794 (in TrainCheck's set), pytorch#38174 (uneven inputs), horovod#370
@@ -278,6 +282,7 @@ def _finding(
             else "",
             f"{ranks(gone).capitalize()} had failed before." if gone else "",
             "" if found.decided or together else "Nothing shows which one is wrong.",
+            compared({rank: place.collectives for rank, place in places.items()}),
         ),
         remedy=(
             "Look at the places above: every rank has to come to the same collectives in the same "
@@ -298,6 +303,11 @@ def _finding(
                 str(rank): {name: list(lines) for name, lines in places[rank].stacks.items()}
                 for rank in (*suspects[: _STACKS - 1], *found.waiting[:1])
                 if rank in places and places[rank].stacks
+            },
+            "collectives": {
+                str(rank): [asdict(one) for one in places[rank].collectives]
+                for rank in (*suspects[: _STACKS - 1], *found.waiting[:1])
+                if rank in places and places[rank].collectives
             },
         },
     )

@@ -22,6 +22,8 @@ from rankscope.server.detectors.rank.collectives import (
     finding_of_slow,
 )
 from rankscope.server.detectors.rank.findings import finding_of_jitter, finding_of_late
+from rankscope.server.detectors.rank.gpus import NAMES as OF_GPUS
+from rankscope.server.detectors.rank.gpus import Gpus
 from rankscope.server.detectors.rank.jitter import Jittering
 from rankscope.server.detectors.rank.lateness import (
     QUEUEING,
@@ -65,6 +67,7 @@ class StragglerState:
     by_round: Lateness
     rounds: Rounds = field(default_factory=Rounds)
     collectives: Collectives = field(default_factory=Collectives)
+    gpus: Gpus = field(default_factory=Gpus)
     steps: int = 0
     timed: int = 0
 
@@ -113,8 +116,10 @@ class RankStraggler(Detector[StragglerState]):
     Evidence:
         Straggler: `own_seconds`, `others_seconds`, `step_seconds`, `step_seconds_before`,
         `lost_share` (of the step, that the others wait), `looks`; one that jitters: `late_seconds`,
-        `step_seconds`, `lost_share`, `times` of `samples`. Collectives: `usual_seconds`,
-        `seconds`, `step_seconds`.
+        `step_seconds`, `lost_share`, `times` of `samples`. Both, where NVML is read: `gpus`, for
+        each of the ranks the last reading and what its GPU throttled for at more than half of the
+        last 16 readings; the cause says so. Collectives: `usual_seconds`, `seconds`,
+        `step_seconds`.
 
     Source:
         Greyhound (ATC'25): fail-slow of ranks and of links; NVIDIA's resiliency extension takes a
@@ -122,7 +127,7 @@ class RankStraggler(Detector[StragglerState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("rank.straggler", "collective.slow")
-    wants: ClassVar[tuple[str, ...]] = tuple(dict.fromkeys((*_NAMES, *OF_ROUNDS)))
+    wants: ClassVar[tuple[str, ...]] = tuple(dict.fromkeys((*_NAMES, *OF_ROUNDS, *OF_GPUS)))
     min_ranks: ClassVar[int] = 2
 
     policies: ClassVar[type[Policy]] = StragglerPolicy
@@ -139,6 +144,7 @@ class RankStraggler(Detector[StragglerState]):
     def advance(self, window: Window, state: StragglerState) -> Outcome:
         """Goes through the steps that were timed."""
         state.steps += len(window.steps)
+        state.gpus.take(window)
         columns = [np.flatnonzero(np.isin(window.ranks, c)) for c in window.data_parallel]
         columns = [rows for rows in columns if len(rows) > 1]
         hosts = rows_of_hosts(window)
@@ -191,6 +197,7 @@ class RankStraggler(Detector[StragglerState]):
         findings = [_straggling(late) for late in state.lateness.take()]
         findings += [_jittering(late, self.policy) for late in state.lateness.now_and_then()]
         findings += self._by_round(window, state, block)
+        findings = [state.gpus.beside(finding) for finding in findings]
         findings += [finding_of_slow(slow) for slow in state.collectives.take()]
         return Outcome(self._checks(state, window), tuple(findings))
 
@@ -343,5 +350,5 @@ def _check(
     return Check(
         Status.MISSING_INPUT,
         "No two replicas report how long they wait for the others (`wait_seconds`): it is known on "
-        "CPUs, between the last gradient and the optimizer's step.",
+        "CPUs and CUDA, between the last gradient and the optimizer's step.",
     )

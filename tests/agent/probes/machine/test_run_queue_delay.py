@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from rankscope.agent.probes.machine.run_queue_delay import RunQueueDelay
+from tests.support.device_events import FakeEvents
 from tests.support.probe_harness import Harness
 
 COUNTER = Path("/proc/thread-self/schedstat")
@@ -74,6 +75,14 @@ def test_the_first_step_and_one_after_a_step_without_a_sample_have_no_beginning(
     job.probes[0]._step -= 1
     step(job, 0.03)
     assert [facts.scalars.get("queued_seconds") for facts in job.steps] == [None, None]
+
+
+def test_on_a_device_it_is_not_known_for_what_it_had_a_processor(job, crowded):
+    job.context.events = FakeEvents()
+    for _ in range(6):
+        step(job, 0.03)
+    known = {name for facts in job.steps for name in facts.scalars}
+    assert known == {"queued_seconds"}
 
 
 def test_its_file_is_closed(job):

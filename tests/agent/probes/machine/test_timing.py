@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from rankscope.agent.probes.machine.timing import CollectiveWait, Timing
+from tests.support.device_events import FakeEvents
 from tests.support.jobs.ddp_timing import DELAY, worker
 from tests.support.probe_harness import Harness
 
@@ -61,10 +62,10 @@ def test_a_forward_that_was_not_seen_leaves_the_step_whole(job):
     assert set(job.steps[-1].scalars) == {"step_seconds"}
 
 
-def two_ranks(folder, where):
+def two_ranks(folder, where, *, on_device=False):
     context = torch.multiprocessing.get_context("spawn")
     results = context.Queue()
-    torch.multiprocessing.spawn(worker, (str(folder), results, where), nprocs=2)
+    torch.multiprocessing.spawn(worker, (str(folder), results, where, on_device), nprocs=2)
     (_, first, hooks), (_, second, _) = sorted(results.get() for _ in range(2))
     return first, second, hooks
 
@@ -89,3 +90,64 @@ def test_without_other_ranks_nothing_is_waited_for():
     assert not model.weight._backward_hooks
     assert train_step(harness) == {}
     harness.close()
+
+
+class Device:
+    """A device's clock, and what is under way on it."""
+
+    def __init__(self):
+        self.time = 0.0
+        self.events = FakeEvents(lambda: self.time, behind=10**9)
+
+    def catch_up(self, facts):
+        """All that was given to it is done: what waited for that is delivered."""
+        self.events.behind = 0
+        for pending, deliver in facts.later:
+            assert pending.ready()
+            deliver()
+        self.events.behind = 10**9
+
+
+@pytest.fixture
+def device(job):
+    device = Device()
+    job.context.events = device.events
+    return device
+
+
+def device_step(harness, device, *, data, compute):
+    device.time += data
+    output = harness.context.model(torch.ones(4, 3))
+    device.time += compute
+    output.sum().backward()
+    harness.optimizer.step()
+    return harness.steps[-1]
+
+
+def test_on_a_device_its_own_time_is_split_once_it_has_passed(job, device):
+    device_step(job, device, data=1.0, compute=1.0)
+    facts = device_step(job, device, data=3.0, compute=5.0)
+    # Nothing was waited for.
+    assert not {"data_seconds", "compute_seconds"} & facts.scalars.keys()
+    assert not any(pending.ready() for pending, _ in facts.later)
+    device.catch_up(facts)
+    assert facts.scalars["data_seconds"] == 3.0
+    assert facts.scalars["compute_seconds"] == 5.0
+    assert 0 < facts.scalars["step_seconds"] < 3.0  # the host's, which ran ahead
+
+
+def test_what_cannot_be_marked_is_not_timed(job, device):
+    device_step(job, device, data=1.0, compute=1.0)
+    device.events.mark = lambda tensor: None
+    facts = device_step(job, device, data=1.0, compute=1.0)
+    assert facts.later == []
+    assert "step_seconds" in facts.scalars
+
+
+@pytest.mark.parametrize("where", ["wrapper", "trainer", "shards"])
+def test_on_devices_the_rank_that_is_kept_waiting_says_so(tmp_path, where):
+    first, second, hooks = two_ranks(tmp_path, where, on_device=True)
+    assert None not in first + second
+    assert first[2] >= 5 * DELAY
+    assert second[2] < first[2] - 3 * DELAY
+    assert not any(hooks)
