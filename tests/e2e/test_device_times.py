@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ranks import started_ranks
-from tests.support.service import Service, eventually
+from tests.support.jobs.ranks import started_ranks
+from tests.support.servers.service import Service, eventually
 
 pytestmark = pytest.mark.e2e
 

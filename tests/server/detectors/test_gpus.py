@@ -5,7 +5,7 @@ import numpy as np
 from rankscope.server.detectors.rank import RankStraggler
 from rankscope.server.detectors.rank.gpus import Gpus
 from tests.support.judging import judge
-from tests.support.timings import timings
+from tests.support.runs.timings import timings
 
 
 def with_gpus(reasons, *, ranks=4, errors=0.0):
