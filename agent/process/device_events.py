@@ -50,7 +50,7 @@ def events() -> Events:
 class CudaEvents:
     """Of the current streams of CUDA devices.
 
-    Costs 4 microseconds of the host a mark. The events are used again: their number is bounded.
+    A mark costs the host one `cudaEventRecord`. The events are used again: their number is bounded.
     """
 
     def __init__(self, most: int = _MOST) -> None:

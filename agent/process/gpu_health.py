@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-# Seconds between two readings: temperatures and clocks move slower, and one takes up to some
-# milliseconds of the driver.
+# Seconds between two readings: temperatures and clocks move slower, and each asks the
+# driver, which is shared by all ranks of a machine.
 _INTERVAL = 10.0
 _GPU_TEMPERATURE, _SM_CLOCK = 0, 1
 _CORRECTED, _UNCORRECTED, _SINCE_BOOT = 0, 1, 0

@@ -20,6 +20,8 @@ class Publisher:
 
     Attributes:
         not_finite: called with a step and the names of its scalars that are not finite.
+        leave_to_user: takes out of the scalars of a step what the user has logged, where they come
+            from a device after it has ended.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Publisher:
             arrival: given the scalars of a step that are known now, numbers all of them.
         """
         self.not_finite: Callable[[int, list[str]], None] = lambda step, names: None
+        self.leave_to_user: Callable[[int, dict[str, Any]], None] = lambda step, scalars: None
         self._records = records
         self._readout = readout
         self._bookkeeping = bookkeeping
@@ -56,7 +59,7 @@ class Publisher:
             # What is delivered late is in the facts by then.
             facts.scalars, facts.digests, facts.fingerprints, facts.layers = {}, {}, [], []
             facts.shared = {}
-            readout.when_ready(facts.later[-1][0], lambda: self._known(facts))
+            readout.when_ready(facts.later[-1][0], lambda: self._late(facts))
 
     def scalars_alone(self, facts: StepFacts) -> None:
         """The facts of a step into which nothing but known scalars and digests were put.
@@ -94,6 +97,10 @@ class Publisher:
             )
         if plain:
             self._arrived(step, plain)
+
+    def _late(self, facts: StepFacts) -> None:
+        self.leave_to_user(facts.step, facts.scalars)
+        self._known(facts)
 
     def _known(self, facts: StepFacts) -> None:
         self.scalars(facts.step, facts.scalars)

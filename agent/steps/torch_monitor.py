@@ -60,6 +60,7 @@ class TorchMonitor(Monitor):
         self._readout = Readout()
         arguments = self._records, self._readout, self._bookkeeping, self._watch_values
         self._publisher = Publisher(*arguments)
+        self._publisher.leave_to_user = self._leave_to_user
         self._model = model
         # Step -> names that the user has logged, of the last few steps.
         self._by_user: dict[int, frozenset[str]] = {}

@@ -37,8 +37,8 @@ class Timing(Probe):
     where the step before was sampled, too. A step with an evaluation in it has none of these,
     unless the step before had one, too: what comes with every step is a part of it.
 
-    On CUDA both are times of the device, between events on the stream that the trainer uses, for
-    4 microseconds each: the host gives out work ahead of the device, which starves only where it
+    On CUDA both are times of the device, between events on the stream that the trainer uses, two
+    a step: the host gives out work ahead of the device, which starves only where it
     has nothing to do before the forward pass comes. They are known a step or two later, and nothing
     waits for them. `step_seconds` is the host's clock everywhere; so are all three on devices other
     than CUDA, where what a forward pass costs may be waited for by the one after it.
@@ -135,7 +135,7 @@ def _time_on_device(
 class CollectiveWait(Probe):
     """`wait_seconds`: how long a rank waits for the others, of `compute_seconds`.
 
-    Costs 3 microseconds for each of 8 parameters, on CUDA 7 (tier `full`).
+    Costs 3 microseconds for each of 8 parameters, on CUDA the recording of an event (tier `full`).
 
     It is the time from the last gradient that this rank has computed to the beginning of the
     optimizer step: the end of the reduction, and what the trainer does in between (clipping, say).
