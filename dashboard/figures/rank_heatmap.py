@@ -109,6 +109,7 @@ def rank_heatmap(
         "rows": len(rows),
         "names": rows.names(),
         "log": scale.log,
+        "relative": relative,
     }
     return go.Figure(data=traces, layout=settings)
 

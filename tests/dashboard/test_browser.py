@@ -150,6 +150,7 @@ def test_the_headline_answers_what_since_when_who_and_where(open_page, server):
     assert alert["tensors"][0] in text
     assert alert["stage"].replace("_", " ") in text
     assert page.title().startswith("\u25b2")
+    page.locator("#checks-panel .fold-button").click()
     page.wait_for_selector("#checks li")
     assert page.locator('#checks li[data-state="failed"]').count() >= 1
     consequences = page.locator(".alert summary", has_text="consequence")
@@ -198,6 +199,8 @@ def test_polling_takes_over_where_the_stream_does_not_get_through(browser, serve
 def test_a_hidden_page_pauses(open_page):
     page = open_page("/runs/broken")
     page.wait_for_selector('#live[data-state="live"]')
+    # The last that is asked for when a page is new.
+    page.wait_for_selector("#comparison h3", state="attached")
     hide = """(hidden) => {
       Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
       document.dispatchEvent(new Event("visibilitychange"));

@@ -100,7 +100,7 @@ def array(spec) -> np.ndarray:
     )
 
 
-@pytest.mark.parametrize("path", ["/", "/alerts", "/notifications", f"/runs/{RUN}"])
+@pytest.mark.parametrize("path", ["/", "/alerts", "/fleet", "/notifications", f"/runs/{RUN}"])
 def test_pages_come_with_a_policy_that_lets_nothing_in(client, path):
     answer = client.get(path)
     assert answer.status_code == 200
@@ -114,7 +114,7 @@ def test_pages_come_with_a_policy_that_lets_nothing_in(client, path):
 
 
 def test_every_file_that_a_page_names_is_there(client):
-    for path in ("/", "/alerts", "/notifications", f"/runs/{RUN}", "/runs/none"):
+    for path in ("/", "/alerts", "/fleet", "/notifications", f"/runs/{RUN}", "/runs/none"):
         text = client.get(path, headers={"accept": "text/html"}).text
         files = re.findall(r"(?:src|href)=\"(/static/[^\"]+)\"", text)
         assert files
