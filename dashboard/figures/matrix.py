@@ -116,7 +116,7 @@ def distance_matrix(
     )
     if count <= _MAX_SIGNED:
         settings["annotations"] = _numbers(distances, equal, unsized, theme)
-    settings["shapes"] = [shape for line in rows.divider(theme) for shape in (line, _turned(line))]
+    settings["shapes"] = _dividers(rows, theme)
     settings["meta"] = {"summary": summary, "step": step, "rows": count}
     return go.Figure(data=traces, layout=settings)
 
@@ -135,17 +135,12 @@ def _ticks(rows: Rows, minority: Sequence[int]) -> dict[str, Any]:
     return {name: values[::every] for name, values in ticks.items()}
 
 
-def _turned(line: dict[str, Any]) -> dict[str, Any]:
-    """The same line across the other axis."""
-    return {
-        **line,
-        "xref": "x",
-        "yref": "paper",
-        "x0": line["y0"],
-        "x1": line["y1"],
-        "y0": line["x0"],
-        "y1": line["x1"],
-    }
+def _dividers(rows: Rows, theme: Theme) -> list[dict[str, Any]]:
+    """Between suspect ranks and the others, across both axes, as far as the cells go."""
+    ends = {"xref": "x", "yref": "y", "x0": -0.5, "x1": len(rows) - 0.5}
+    across = [{**line, **ends} for line in rows.divider(theme)]
+    turned = {"x0": "y0", "x1": "y1", "y0": "x0", "y1": "x1"}
+    return across + [{**line, **{to: line[of] for to, of in turned.items()}} for line in across]
 
 
 def _numbers(
