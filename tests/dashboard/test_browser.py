@@ -520,27 +520,6 @@ def test_numbers_of_tensors_are_folded_by_metric_and_found_by_the_filter(open_pa
     assert page.inner_text("#charts-more").startswith("16 more fit the filter")
 
 
-def test_a_server_without_runs_says_what_to_do(browser, tmp_path):
-    with Service(tmp_path) as service, watched_page(browser, service.url) as watched:
-        watched.page.goto("/")
-        watched.page.wait_for_selector("#empty:not([hidden])")
-        text = watched.page.inner_text("#empty")
-        assert "agent.attach(model, optimizer)" in text
-        assert f"RANKSCOPE_SERVER={service.url}" in text
-        watched.assert_clean()
-
-
-def test_a_server_that_goes_away_is_reported_and_its_return_too(browser, tmp_path):
-    with Service(tmp_path) as service, watched_page(browser, service.url) as watched:
-        watched.page.goto("/")
-        watched.page.wait_for_selector("#empty:not([hidden])")
-        service.stop()
-        watched.page.wait_for_selector("#error-notice:not([hidden])")
-        assert "cannot be reached" in watched.page.inner_text("#error-notice")
-        service.start()
-        watched.page.wait_for_selector("#error-notice", state="hidden")
-
-
 @pytest.mark.parametrize("run", [BROKEN, HEALTHY, MARKUP, TOLD], ids=lambda run: run.run[:7])
 def test_the_terminal_has_the_headline_of_the_page(open_page, server, run):
     # The page makes its own, which knows the reader's clock; two that differ would be two answers.

@@ -63,3 +63,35 @@ def test_the_page_says_what_runs_and_which_host_it_is_again(browser, server, wid
         page.locator('#kinds a:has-text("desync.gradients")').click()
         page.wait_for_url("**/alerts?kind=desync.gradients")
         watched.assert_clean()
+
+
+def test_the_list_has_running_runs_first_and_draws_their_losses(browser, server):
+    with watched_page(browser, server) as watched:
+        page = watched.page
+        page.goto("/")
+        page.wait_for_selector("#runs tr")
+        names = page.locator("#runs a.run")
+        assert names.first.inner_text() == "living"
+        line = page.locator('.spark [data-run="monday"] path')
+        line.wait_for(state="attached")
+        # As the numbers go: down, from the left to the right.
+        points = line.get_attribute("d").removeprefix("M").split("L")
+        (x0, y0), (x1, y1) = (map(float, points[i].split()) for i in (0, -1))
+        assert (x0, x1) == (0, 120)
+        assert y1 > y0 + 14
+        page.select_option("#order", "newest")
+        page.wait_for_function("() => location.search === '?order=newest'")
+        watched.assert_clean()
+
+
+def test_a_page_of_runs_goes_on_where_the_one_before_ended(server):
+    address, names, cursor = f"{server}/api/v1/runs", [], None
+    while True:
+        query = {"order": "attention", "limit": 1} | ({"cursor": cursor} if cursor else {})
+        page = httpx.get(address, params=query).raise_for_status().json()
+        names += [run["id"] for run in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert names[0] == "living"
+    assert sorted(names) == ["healthy", "living", "monday", "tuesday"]

@@ -330,25 +330,3 @@ def test_the_words_do_not_wait_for_the_library_that_draws(context, server):
     page.wait_for_selector("#headline.is-critical")
     page.wait_for_selector("#ranks-body tr")
     page.close()
-
-
-def test_a_run_page_says_and_dims_when_its_server_is_gone(browser, tmp_path):
-    with Service(tmp_path) as service:
-        run = SyntheticRun(run="living", ranks=2, steps=400, state="running")
-        post(service.url, run, 0, 50)
-        context = browser.new_context(base_url=service.url)
-        page = context.new_page()
-        page.goto("/runs/living")
-        page.wait_for_selector('#live[data-state="live"]')
-        service.stop()
-        page.wait_for_selector("body.unreachable", timeout=5000)
-        assert "cannot be reached" in page.inner_text("#error-notice")
-        opacity = "getComputedStyle(document.querySelector('#facts')).opacity"
-        assert float(page.evaluate(opacity)) < 1
-        before = page.inner_text("#facts")
-        page.wait_for_function(
-            "(before) => document.querySelector('#facts').innerText !== before", arg=before
-        )
-        service.start()
-        page.wait_for_selector("body:not(.unreachable)", timeout=60_000)
-        context.close()
