@@ -16,7 +16,7 @@ from fastapi.exception_handlers import http_exception_handler
 from fastapi.templating import Jinja2Templates
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from rankscope.dashboard import assets, ranges
+from rankscope.dashboard import assets, overviews, ranges
 from rankscope.dashboard.figures import (
     THEMES,
     distance_matrix,
@@ -24,6 +24,7 @@ from rankscope.dashboard.figures import (
     rank_curves,
     run_curves,
 )
+from rankscope.dashboard.parameters import Step, Theme, known, shown
 from rankscope.dashboard.source import Selection, Source
 
 _FOLDER = Path(__file__).parent
@@ -40,10 +41,6 @@ SECURITY_HEADERS = {
     "Cache-Control": "no-cache",
 }
 
-Theme = Annotated[str, Query(pattern="^(light|dark)$")]
-# Beyond, a browser's numbers are no integers any more.
-Step = Annotated[int | None, Query(ge=0, le=2**53)]
-
 
 def install(app: FastAPI, source: Source, *, cookie: str = "") -> None:
     """Adds the pages, their figures, static files and error pages to the application.
@@ -58,6 +55,7 @@ def install(app: FastAPI, source: Source, *, cookie: str = "") -> None:
     templates.env.globals["cookie"] = cookie
     app.include_router(_pages(templates, source), include_in_schema=False)
     app.include_router(_figures(source), include_in_schema=False)
+    app.include_router(overviews.router_of(source), include_in_schema=False)
     app.include_router(_figures_of_several(source), include_in_schema=False)
     app.include_router(assets.router, include_in_schema=False)
     app.mount("/static", assets.own_files(_FOLDER / "static"), name="static")
@@ -71,6 +69,10 @@ def _pages(templates: Jinja2Templates, source: Source) -> APIRouter:
     def runs(request: Request) -> Response:
         base_url = str(request.base_url).rstrip("/")
         return _page(templates, request, "runs.html", page="runs", base_url=base_url)
+
+    @router.get("/fleet")
+    def fleet(request: Request) -> Response:
+        return _page(templates, request, "fleet.html", page="fleet")
 
     @router.get("/alerts")
     def alerts(request: Request) -> Response:
@@ -116,7 +118,7 @@ def _figures_of_several(source: Source) -> APIRouter:
         theme: Theme = "light",
     ) -> Response:
         for run in runs:
-            _known(source, run)
+            known(source, run)
         wanted = Selection(max_points=max_points)
         figure = run_curves(
             {run: source.curves(run, metric, wanted) for run in runs},
@@ -147,7 +149,7 @@ def _figures(source: Source) -> APIRouter:
         log: bool = False,
         theme: Theme = "light",
     ) -> Response:
-        everyone = _known(source, run)
+        everyone = known(source, run)
         chosen = ranges.parse(ranks) if ranks else None
         named = ranges.parse(highlight) if highlight else source.suspects(run)
         wanted = Selection(
@@ -161,7 +163,7 @@ def _figures(source: Source) -> APIRouter:
             log_y=log,
             highlight=named,
             marks=source.marks(run),
-            x_range=_shown(from_step, to_step),
+            x_range=shown(from_step, to_step),
             color_ranks=everyone,
             legend=False,
         )
@@ -178,7 +180,7 @@ def _figures(source: Source) -> APIRouter:
         columns: Annotated[int, Query(ge=10, le=1000)] = 240,
         theme: Theme = "light",
     ) -> Response:
-        _known(source, run)
+        known(source, run)
         facts = source.divergence(run, stage=stage, from_step=from_step, to_step=to_step)
         figure = divergence_heatmap(
             facts.ranks,
@@ -189,7 +191,7 @@ def _figures(source: Source) -> APIRouter:
             theme=THEMES[theme],
             marks=source.marks(run),
             columns=columns,
-            x_range=_shown(from_step, to_step),
+            x_range=shown(from_step, to_step),
             selected=selected,
             until=facts.until,
             counts=facts.counts,
@@ -207,7 +209,7 @@ def _figures(source: Source) -> APIRouter:
         step: Step = None,
         theme: Theme = "light",
     ) -> Response:
-        _known(source, run)
+        known(source, run)
         facts = source.distances(run, stage=stage, step=step)
         if facts is None:
             raise HTTPException(404, "No step of this run has been fingerprinted tensor by tensor.")
@@ -223,21 +225,6 @@ def _figures(source: Source) -> APIRouter:
         return assets.figure_response(request, figure)
 
     return router
-
-
-def _known(source: Source, run: str) -> list[int]:
-    ranks = source.ranks(run)
-    if ranks is None:
-        raise HTTPException(404, f"No run {run!r}.")
-    return list(ranks)
-
-
-def _shown(from_step: int | None, to_step: int | None) -> tuple[float, float] | None:
-    if from_step is None or to_step is None:
-        return None
-    if from_step > to_step:
-        raise HTTPException(422, f"from_step {from_step} lies behind to_step {to_step}.")
-    return float(from_step), float(to_step)
 
 
 def _page(

@@ -6,9 +6,9 @@ The pages know neither the database nor the server's modules: whoever mounts the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from rankscope.dashboard.figures import Curve, Mark
 from rankscope.dashboard.figures.arrays import Bool, Float64, Int64
@@ -57,6 +57,35 @@ class Distances:
     equal: Bool
 
 
+@dataclass(frozen=True, slots=True)
+class LayerValues:
+    """One metric of all tensors of a table, as one rank reported it.
+
+    Attributes:
+        rank: who reported it.
+        names: [T], in the model's order.
+        steps: int64 [S], ascending.
+        values: float64 [T, S]: NaN where a tensor was not there, infinity for what is not finite.
+    """
+
+    rank: int
+    names: tuple[str, ...]
+    steps: Int64
+    values: Float64
+
+
+@dataclass(frozen=True, slots=True)
+class AlertFacts:
+    """What the chart of an alert needs to know of it."""
+
+    kind: str
+    stage: str
+    ranks: tuple[int, ...]
+    first_step: int
+    last_step: int
+    evidence: Mapping[str, Any]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """Which part of a series is wanted.
@@ -89,6 +118,15 @@ class Source(Protocol):
 
     def distances(self, run: str, *, stage: str | None, step: int | None) -> Distances | None:
         """At the sampled step nearest to `step` (None: the latest); None where none was sampled."""
+
+    def layers(self, run: str, metric: str, table: str, wanted: Selection) -> LayerValues | None:
+        """A metric of all tensors, of the first of the wanted ranks; None where there is none."""
+
+    def metrics(self, run: str) -> Sequence[str]:
+        """Names of the run's series, without those of single tensors."""
+
+    def alert(self, run: str, alert: str) -> AlertFacts | None:
+        """An alert of the run; None where it has no such alert."""
 
     def marks(self, run: str) -> Sequence[Mark]:
         """The run's alerts that are no consequences of others."""

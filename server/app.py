@@ -16,6 +16,7 @@ from rankscope.server.api import (
     compare,
     detectors,
     divergence,
+    fleet,
     health,
     ingest,
     login,
@@ -53,6 +54,7 @@ _ROUTERS = (
     stream,
     compare,
     notifications,
+    fleet,
 )
 
 

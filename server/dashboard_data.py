@@ -9,11 +9,11 @@ from sqlalchemy import Connection, Engine
 
 from rankscope.agent.wire import Float64
 from rankscope.dashboard.figures import Curve, Mark
-from rankscope.dashboard.source import Distances, Divergence, Selection
+from rankscope.dashboard.source import AlertFacts, Distances, Divergence, LayerValues, Selection
 from rankscope.server.comparison.compare import pairwise_distances
 from rankscope.server.storage.database.engine import reading
 from rankscope.server.storage.judgement import alerts, comparisons
-from rankscope.server.storage.reading import runs, series
+from rankscope.server.storage.reading import layers, runs, series
 from rankscope.server.window import Comparison
 
 _PAGE = 1000
@@ -111,6 +111,42 @@ class DatabaseSource:
             ranks=tuple(p.rank for p in parts),
             distance=distance,
             equal=equal,
+        )
+
+    def layers(self, run: str, metric: str, table: str, wanted: Selection) -> LayerValues | None:
+        """See `Source`."""
+        with reading(self._engine) as connection:
+            found = layers.read_family(
+                connection,
+                run=_key(connection, run),
+                metric=metric,
+                table=table,
+                rank=min(wanted.ranks) if wanted.ranks else None,
+                from_step=wanted.from_step,
+                to_step=wanted.to_step,
+            )
+        return None if found is None else LayerValues(*found)
+
+    def metrics(self, run: str) -> Sequence[str]:
+        """See `Source`."""
+        with reading(self._engine) as connection:
+            found = series.list_metrics(connection, run=_key(connection, run))
+        return [metric.name for metric in found]
+
+    def alert(self, run: str, alert: str) -> AlertFacts | None:
+        """See `Source`."""
+        with reading(self._engine) as connection:
+            found = alerts.get_alert(connection, alert)
+            if found is None or found[0] != _key(connection, run):
+                return None
+        about = found[1]
+        return AlertFacts(
+            about.kind,
+            about.stage or "",
+            tuple(about.ranks),
+            about.first_step,
+            about.last_step,
+            about.evidence,
         )
 
     def marks(self, run: str) -> Sequence[Mark]:

@@ -76,6 +76,7 @@ FURTHER_ROUTES = """
     PATCH /api/v1/projects/{project}/detectors
     GET /api/v1/runs/{run}/detectors
     GET /api/v1/projects
+    GET /api/v1/fleet
     GET /api/v1/notifications
     GET /api/v1/notifications/targets
     POST /api/v1/notifications/targets/{target}/test

@@ -6,9 +6,12 @@ The web page, the self-contained report and a notebook show the same ones.
 from rankscope.dashboard.figures.arrays import Curve, Mark, rank_list
 from rankscope.dashboard.figures.curves import MAX_LINES, rank_curves
 from rankscope.dashboard.figures.heatmap import divergence_heatmap
+from rankscope.dashboard.figures.layers import layer_heatmap, reduced
 from rankscope.dashboard.figures.matrix import distance_matrix
+from rankscope.dashboard.figures.rank_heatmap import rank_heatmap
 from rankscope.dashboard.figures.smoothing import smooth
 from rankscope.dashboard.figures.theme import DARK, LIGHT, THEMES, Theme, rank_colors
+from rankscope.dashboard.figures.times import time_by_rank, time_shares
 from rankscope.dashboard.figures.two_runs import run_curves
 from rankscope.dashboard.figures.units import axis_title
 
@@ -23,9 +26,14 @@ __all__ = [
     "axis_title",
     "distance_matrix",
     "divergence_heatmap",
+    "layer_heatmap",
     "rank_colors",
     "rank_curves",
+    "rank_heatmap",
     "rank_list",
+    "reduced",
     "run_curves",
     "smooth",
+    "time_by_rank",
+    "time_shares",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ from rankscope.dashboard.figures.arrays import Bool, Float64, Int64, Mark, rank_
 from rankscope.dashboard.figures.binning import Bins, bin_steps
 from rankscope.dashboard.figures.distance_scale import KEY_ABOVE, cell_traces, legend_traces
 from rankscope.dashboard.figures.marks import mark_layout, with_marks
+from rankscope.dashboard.figures.rows import Rows, rows_of
 from rankscope.dashboard.figures.theme import LIGHT, Theme, faded, layout
-from rankscope.dashboard.figures.ticks import rank_ticks
 
 # Ranks that leave are named in the chart up to here; beyond, the colours show the pattern.
 _MAX_LEAVERS = 8
@@ -40,7 +41,8 @@ def divergence_heatmap(
 
     Four kinds of cells that no colour scale can mix up: equal to the last bit, differing by a
     relative distance (logarithmic colour), differing by an amount not sampled, not checked.
-    Where there are more steps than columns, a column shows the worst of its steps.
+    Where there are more steps than columns, a column shows the worst of its steps; of more than 128
+    ranks those that differ have rows of their own at the top, and others share rows (see `rows`).
 
     Args:
         ranks: [R], ascending.
@@ -69,7 +71,6 @@ def divergence_heatmap(
             "title": {"text": "rank"},
             "showgrid": False,
             "fixedrange": True,
-            "range": [len(ranks) - 0.5, -0.5],
         },
         "plot_bgcolor": theme.unchecked,
         "dragmode": "zoom",
@@ -97,20 +98,24 @@ def divergence_heatmap(
         steps, relative, checked, columns=columns, span=span, until=until, counts=counts
     )
     centers = bins.starts + (bins.width - 1) / 2
+    ends = steps if until is None else until
+    leavers = _leavers(ranks, steps, ends, checked & ~(relative == 0), span)
+    rows = rows_of(ranks, leavers)
+    bins = _on_rows(bins, rows)
     # Rank numbers need not be without gaps; the axis counts rows and its ticks name the ranks.
     common = {
         "x": centers,
-        "y": np.arange(len(ranks)),
+        "y": np.arange(len(rows)),
         "xgap": 1 if len(centers) <= 60 else 0,
-        "ygap": 1 if len(ranks) <= 64 else 0,
+        "ygap": 1 if len(rows) <= 64 else 0,
     }
     equal = bins.checked & ~bins.differs
     unsized = bins.differs & np.isnan(bins.relative)
     when = _when(bins)
-    names = np.array([f"rank {r}" for r in ranks])
+    names = np.array(rows.names())
     text = np.char.add(np.char.add(names[:, None], ", "), when[None, :])
     few = text.size <= 20_000
-    counted = list(ranks) == list(range(len(ranks)))
+    counted = not rows.grouped and list(ranks) == list(range(len(ranks)))
     where = "%{text}" if few else f"{'rank' if counted else 'row'} %{{y}}, step %{{x:.0f}}"
     traces = cell_traces(
         equal=equal,
@@ -125,12 +130,10 @@ def divergence_heatmap(
             where + "<br>differs, distance not sampled",
         ),
     )
-    ends = steps if until is None else until
-    leavers = _leavers(ranks, steps, ends, checked & ~(relative == 0), span)
     # A rank that differs at the first step of a zoomed view has left before it: no mark.
     marked = {r: s for r, s in leavers.items() if x_range is None or s > span[0]}
     if 0 < len(marked) <= _MAX_LEAVERS:
-        traces.append(_leaver_trace(ranks, marked, theme))
+        traces.append(_leaver_trace(rows, marked, theme))
     traces += legend_traces(
         theme,
         equal=bool(equal.any()),
@@ -148,14 +151,15 @@ def divergence_heatmap(
         shapes.append(_selection(selected, theme))
     settings["xaxis"]["range"] = list(edges)
     if len(marked) <= _MAX_LEAVERS:
-        labels += _leaver_labels(ranks, marked, theme, span)
-    settings["shapes"], settings["annotations"] = shapes, labels
-    settings["yaxis"] |= rank_ticks(ranks, list(leavers), 16)
+        labels += _leaver_labels(rows, marked, theme, span)
+    settings["shapes"], settings["annotations"] = shapes + rows.divider(theme), labels
+    settings["yaxis"] |= rows.axis(leavers) | {"range": [len(rows) - 0.5, -0.5]}
     settings["meta"] = {
         "summary": _summary(stage, ranks, bins, leavers, len(undecided)),
         "width": bins.width,
         "stage": stage,
         "leavers": {str(rank): step for rank, step in leavers.items()},
+        "rows": len(rows),
     }
     return go.Figure(data=traces, layout=settings)
 
@@ -192,13 +196,25 @@ def _leavers(
     }
 
 
-def _leaver_trace(ranks: Sequence[int], leavers: dict[int, int], theme: Theme) -> dict[str, Any]:
-    rows = {rank: row for row, rank in enumerate(ranks)}
+def _on_rows(bins: Bins, rows: Rows) -> Bins:
+    """The worst rank of each row; not checked where none of them was."""
+    known = np.where(np.isnan(bins.relative), -np.inf, bins.relative)
+    largest = rows.largest(known)
+    return replace(
+        bins,
+        checked=rows.largest(bins.checked),
+        differs=rows.largest(bins.differs),
+        relative=np.where(np.isfinite(largest), largest, np.nan),
+    )
+
+
+def _leaver_trace(rows: Rows, leavers: dict[int, int], theme: Theme) -> dict[str, Any]:
+    place = rows.row_of()
     return {
         "type": "scatter",
         "mode": "markers",
         "x": list(leavers.values()),
-        "y": [rows[rank] for rank in leavers],
+        "y": [place[rank] for rank in leavers],
         "marker": {
             "symbol": "triangle-right",
             "size": 10,
@@ -215,16 +231,16 @@ def _leaver_trace(ranks: Sequence[int], leavers: dict[int, int], theme: Theme) -
 
 
 def _leaver_labels(
-    ranks: Sequence[int], leavers: dict[int, int], theme: Theme, span: tuple[int, int]
+    rows: Rows, leavers: dict[int, int], theme: Theme, span: tuple[int, int]
 ) -> list[dict[str, Any]]:
     """Names beside the marks: before them, over cells that are still equal, where there is room."""
     # On a narrow page the text takes nearly half of the chart.
     room = span[0] + 0.5 * (span[1] - span[0])
-    rows = {rank: row for row, rank in enumerate(ranks)}
+    place = rows.row_of()
     return [
         {
             "x": step,
-            "y": rows[rank],
+            "y": place[rank],
             "xanchor": "right" if step > room else "left",
             "xshift": -8 if step > room else 8,
             "showarrow": False,

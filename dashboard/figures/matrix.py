@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from rankscope.dashboard.figures.arrays import Float64
 from rankscope.dashboard.figures.distance_scale import KEY_ABOVE, cell_traces, legend_traces
+from rankscope.dashboard.figures.rows import Rows, rows_of
 from rankscope.dashboard.figures.theme import LIGHT, Theme, layout
 from rankscope.dashboard.figures.ticks import rank_ticks
 
@@ -31,7 +32,9 @@ def distance_matrix(
 ) -> go.Figure:
     """L2 distance between every two ranks at one step.
 
-    Blocks of equal cells are groups of ranks that went their way together.
+    Blocks of equal cells are groups of ranks that went their way together. Of more than 128 ranks
+    those outside the largest group have rows of their own, others share some: such a cell shows the
+    worst of its pairs.
 
     Args:
         ranks: [R], ascending.
@@ -49,9 +52,20 @@ def distance_matrix(
     count = len(ranks)
     distances = np.where(equal | ~(distance > 0), np.nan, distance)
     unsized = ~equal & np.isnan(distances)
-    rows = np.arange(count)
+    summary = _summary(ranks, distances, equal, step, stage)
+    minority = _minority(ranks, equal)
+    rows = rows_of(ranks, minority)
+    same = equal & ~np.eye(count, dtype=np.bool_)
+    if rows.grouped:
+        largest = _on_rows(rows, np.where(np.isnan(distances), -np.inf, distances))
+        distances = np.where(np.isfinite(largest), largest, np.nan)
+        unsized = _on_rows(rows, unsized) & np.isnan(distances)
+        equal = ~unsized & np.isnan(distances)
+        same = equal
+        count = len(rows)
+    places = np.arange(count)
     axis = {
-        **rank_ticks(ranks, _minority(ranks, equal), 8),
+        **_ticks(rows, minority),
         "showgrid": False,
         "range": [-0.5, count - 0.5],
         "fixedrange": True,
@@ -71,9 +85,9 @@ def distance_matrix(
     }
     # A text for each cell of a large matrix would be megabytes; its rows are mostly its ranks.
     written = count <= _MAX_WRITTEN or list(ranks) != list(range(count))
-    pairs = {"text": [[f"ranks {a} and {b}" for b in ranks] for a in ranks]} if written else {}
+    names = [name.removeprefix("ranks ").removeprefix("rank ") for name in rows.names()]
+    pairs = {"text": [[f"ranks {a} and {b}" for b in names] for a in names]} if written else {}
     where = "%{text}" if written else "ranks %{y} and %{x}"
-    same = equal & ~np.eye(count, dtype=np.bool_)
     traces = cell_traces(
         equal=equal,
         distance=distances,
@@ -81,8 +95,8 @@ def distance_matrix(
         theme=theme,
         title="L2 distance",
         common={
-            "x": rows,
-            "y": rows,
+            "x": places,
+            "y": places,
             "xgap": 1 if count <= 64 else 0,
             "ygap": 1 if count <= 64 else 0,
             **pairs,
@@ -102,8 +116,31 @@ def distance_matrix(
     )
     if count <= _MAX_SIGNED:
         settings["annotations"] = _numbers(distances, equal, unsized, theme)
-    settings["meta"] = {"summary": _summary(ranks, distances, equal, step, stage), "step": step}
+    settings["shapes"] = _dividers(rows, theme)
+    settings["meta"] = {"summary": summary, "step": step, "rows": count}
     return go.Figure(data=traces, layout=settings)
+
+
+def _on_rows(rows: Rows, cells: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """[R, R] to [Q, Q]: the largest of each block."""
+    return rows.largest(rows.largest(cells).T).T
+
+
+def _ticks(rows: Rows, minority: Sequence[int]) -> dict[str, Any]:
+    """Few: the matrix is small."""
+    ticks = rows.axis(minority) if rows.grouped else rank_ticks(rows.ranks, minority, 8)
+    every = -(-len(ticks["tickvals"]) // 8)
+    if not rows.grouped:
+        return ticks
+    return {name: values[::every] for name, values in ticks.items()}
+
+
+def _dividers(rows: Rows, theme: Theme) -> list[dict[str, Any]]:
+    """Between suspect ranks and the others, across both axes, as far as the cells go."""
+    ends = {"xref": "x", "yref": "y", "x0": -0.5, "x1": len(rows) - 0.5}
+    across = [{**line, **ends} for line in rows.divider(theme)]
+    turned = {"x0": "y0", "x1": "y1", "y0": "x0", "y1": "x1"}
+    return across + [{**line, **{to: line[of] for to, of in turned.items()}} for line in across]
 
 
 def _numbers(

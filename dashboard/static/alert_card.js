@@ -19,7 +19,7 @@ export const onset = ({ since: { after, by } }) => ((after ?? -1) + 1 < by ? `a 
 /**
  * @param alert as the REST interface gives it
  * @param consequences alerts that follow from it
- * @param options { linkRun, brief, pointed, onChanged(), onStep(alert) }; `brief` leaves out
+ * @param options { linkRun, brief, pointed, chart, onChanged(), onStep(alert) }; `brief` leaves out
  *   what the headline says already, `pointed` marks the card that a link or a chart leads to
  */
 export function alertCard(alert, consequences = [], options = {}) {
@@ -54,6 +54,7 @@ export function alertCard(alert, consequences = [], options = {}) {
     !options.brief && alert.cause && el("p", {}, prose(alert.cause)),
     !options.brief && alert.remedy && el("p", { class: "remedy" }, el("b", {}, "What to do: "), prose(alert.remedy)),
     consequences.length > 0 && followers(consequences),
+    options.chart && el("div", { class: "alert-chart", "data-chart": alert.id }),
     details(alert),
     history(alert),
     actions(alert, options),
@@ -202,12 +203,16 @@ export function families(alerts) {
 }
 
 /** Puts cards into a node; details that the reader has opened stay open, buttons keep the focus. */
-export function fillAlerts(node, cards) {
+export function fillAlerts(node, cards, chartOf = null) {
+  const markup = el("div", {}, cards).innerHTML;
+  // Compared with what was made, not with what is there: charts are drawn into it.
+  if (made.get(node) === markup) return;
+  made.set(node, markup);
   const open = new Set([...node.querySelectorAll("details[open]")].map(detailsKey));
   const focused = document.activeElement?.closest?.(".alert")?.id;
   const next = el("div", {}, cards);
+  for (const place of next.querySelectorAll("[data-chart]")) place.append(chartOf(place.dataset.chart));
   next.querySelectorAll("details").forEach((d) => (d.open = open.has(detailsKey(d))));
-  if (node.innerHTML === next.innerHTML) return;
   const label = document.activeElement?.textContent;
   node.replaceChildren(...next.childNodes);
   if (focused) {
@@ -215,5 +220,7 @@ export function fillAlerts(node, cards) {
     [...(card?.querySelectorAll("button, summary") ?? [])].find((b) => b.textContent === label)?.focus();
   }
 }
+
+const made = new WeakMap(); // node -> the cards that were put into it, as text
 
 const detailsKey = (node) => `${node.closest(".alert")?.id}:${node.querySelector("summary").textContent.replace(/\d+/, "")}`;

@@ -2,6 +2,7 @@
 
 import { Problem, query, root, runPath } from "./api.js";
 import { $, el, number } from "./dom.js";
+import { exportMenu } from "./exports.js";
 import { Plot } from "./plot.js";
 
 const FIRST = [
@@ -166,7 +167,7 @@ export class Charts {
     card.node = el(
       "figure",
       { class: "panel chart", "data-metric": metric },
-      el("header", {}, el("h3", { title: metric }, metric), el("span", { class: "tools" }, card.log, card.wide, card.numbers)),
+      el("header", {}, el("h3", { title: metric }, metric), el("span", { class: "tools" }, card.log, card.wide, card.numbers, exportMenu(card.plot, () => metric))),
       card.readout,
       plotNode,
     );
@@ -204,6 +205,12 @@ export class Charts {
   toggleLogHere() {
     if (this.#hovered) this.toggleLog(this.#hovered);
     else this.state.set({ log: this.state.get("log") === "all" ? "" : "all" });
+  }
+
+  /** The card of a metric, if it is laid out. */
+  node(metric) {
+    const card = this.#cards.get(metric);
+    return card?.node.isConnected ? card.node : null;
   }
 
   toggleLog(metric) {

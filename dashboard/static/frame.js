@@ -15,6 +15,8 @@ export const onKey = (key, action) => keys.set(key, action);
 export function showError(error, { again = true } = {}) {
   if (error && !(error instanceof Problem)) throw error;
   const line = $("error-notice");
+  // What is shown is of before: it dims, so that nobody takes it for what is now.
+  document.body.classList.toggle("unreachable", Boolean(error) && !error.status);
   show(line, Boolean(error));
   if (!error) return;
   const who = error.status ? "The server refuses" : "The server cannot be reached";

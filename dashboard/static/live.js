@@ -70,6 +70,8 @@ export class Live {
       // The browser tries again by itself unless the answer was an error; meanwhile we poll.
       const gone = this.#source?.readyState === EventSource.CLOSED;
       if ($("live").dataset.state !== "lost") this.#say(navigator.onLine ? "poll" : "lost");
+      // A stream that breaks off is mostly a server that is gone: this is known at once by asking.
+      if (this.#timer === null) this.#onEvent(null);
       this.#timer ??= setInterval(() => this.#onEvent(null), POLL_MS);
       if (gone) {
         this.#source.close();

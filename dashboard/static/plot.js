@@ -1,8 +1,26 @@
 // One plotly figure in one element: fetched as JSON, drawn again when it has changed.
 
-import { get } from "./api.js";
+import { Problem, get, root } from "./api.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false, showTips: false };
+
+let library = null;
+
+/** The library that draws, which is large: what a page says in words does not wait for it. */
+export function plotly() {
+  library ??= new Promise((loaded, failed) => {
+    const script = document.createElement("script");
+    script.src = `${root}/static/${document.body.dataset.plotly}`;
+    script.onload = () => loaded(window.Plotly);
+    script.onerror = () => {
+      script.remove();
+      library = null;
+      failed(new Problem(0, "", "the charts' library could not be loaded"));
+    };
+    document.head.append(script);
+  });
+  return library;
+}
 
 /** Arrays come as base64 of their bytes; plotly keeps what it decoded beside it. */
 export const values = (array) => array?._inputArray ?? array ?? [];
@@ -47,7 +65,7 @@ export class Plot {
     this.meta = figure.layout.meta ?? {};
     // What was wrong before this one.
     this.node.querySelector(":scope > .broken")?.remove();
-    await window.Plotly.react(this.node, figure.data, figure.layout, CONFIG);
+    await (await plotly()).react(this.node, figure.data, figure.layout, CONFIG);
     // Only now: one that could not be drawn has to be tried again.
     this.#text = text;
     this.node.setAttribute("aria-label", this.meta.summary ?? "");

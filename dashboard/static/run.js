@@ -2,17 +2,21 @@
 
 import { agentPanel } from "./agent.js";
 import { alertCard, families, fillAlerts } from "./alert_card.js";
+import { AlertCharts } from "./alert_charts.js";
 import { Problem, age, get, root, runPath } from "./api.js";
 import { Charts } from "./charts.js";
 import { checks } from "./checks.js";
 import { comparison } from "./comparison.js";
+import { contents } from "./contents.js";
 import { $, debounce, duration, el, fill, parseRanks, rankList, severitySign, show, stateBadge, stepText, throttle, verdictBadge } from "./dom.js";
+import { exportMenu } from "./exports.js";
 import { onKey, showError } from "./frame.js";
 import { headline, settled, staleness } from "./headline.js";
 import { Live } from "./live.js";
-import { Plot } from "./plot.js";
+import { Overviews } from "./overviews.js";
+import { Plot, plotly } from "./plot.js";
 import { QueryState } from "./query.js";
-import { rankTable } from "./ranks.js";
+import { RankTable, isOrder } from "./ranks.js";
 
 const FACTS_MS = 1000;
 const CHARTS_MS = 2000;
@@ -25,10 +29,12 @@ const run = document.body.dataset.run;
 const path = runPath(run);
 const state = new QueryState({
   q: "", smoothing: "0", log: "", ranks: "", highlight: "", from: "", to: "", stage: "", step: "", wide: "",
+  by: "", rel: "", layer: "", rsort: "", rq: "", rhost: "",
 }, (values) => {
   const isStep = (text) => /^\d{1,15}$/.test(text);
   if (!isStep(values.from) || !isStep(values.to) || Number(values.from) > Number(values.to)) values.from = values.to = "";
   if (!isStep(values.step)) values.step = "";
+  if (!isOrder(values.rsort)) values.rsort = "";
   if (!(Number(values.smoothing) >= 0 && Number(values.smoothing) < 1)) values.smoothing = "0";
   for (const name of ["ranks", "highlight"]) if (parseRanks(values[name]) === null) values[name] = "";
 });
@@ -54,11 +60,15 @@ const pointAtAlert = (id) => {
 
 const point = (step, origin) => {
   charts.point(step, origin);
+  overviews.point(step, origin);
   if (heat !== origin && heat.drawn) heat.crosshair(step);
 };
 const linked = { onMark: pointAtAlert, onZoom: zoom, onReset: allSteps, onHover: point };
 const charts = new Charts({ run, state, ...linked });
 charts.onDrawn = chips;
+const overviews = new Overviews({ run, state, linked });
+const alertCharts = new AlertCharts({ run, onMark: pointAtAlert });
+const rankTable = new RankTable(state);
 const heat = new Plot($("heat"), {
   hover: (step) => point(Math.round(step), heat),
   leave: () => point(null, heat),
@@ -68,6 +78,7 @@ const heat = new Plot($("heat"), {
   click: (step) => state.set({ step }),
 });
 const matrix = new Plot($("matrix"));
+$("heat-files").replaceChildren(exportMenu(heat, () => "divergence"));
 
 async function drawDivergence() {
   const theme = window.rankscopeTheme.current();
@@ -134,7 +145,9 @@ const refreshCharts = throttle(CHARTS_MS, async () => {
   if (!facts || document.hidden) return;
   try {
     const { items, families: byTensor } = await get(`${path}/metrics`, { tensors: "false" });
-    charts.setMetrics(items.map((metric) => metric.name), byTensor);
+    const names = items.map((metric) => metric.name);
+    charts.setMetrics(names, byTensor);
+    overviews.setMetrics(names, byTensor, facts.ranks.length);
   } catch (error) {
     showError(error);
   }
@@ -162,6 +175,8 @@ async function loadFacts() {
       get(path), get(`${path}/verdict`), everything(`${path}/alerts`, { consequences: true }),
     ]);
     facts = { run: about, verdict, alerts, ranks: about.rank_status };
+    // What is said in words stands on the page: now the charts may take the line.
+    requestAnimationFrame(() => plotly().catch(showError));
     showError(null);
     live.answers(true);
   } catch (error) {
@@ -200,6 +215,7 @@ function announce() {
   document.title = `${featured ? `${severitySign(featured.severity)} ` : ""}${about.name || run} - Rankscope`;
   $("verdict").replaceChildren(verdictBadge(settled(about.id, verdict.verdict)));
   checks($("checks"), verdict);
+  $("checks-count").textContent = counted(verdict.checks);
   tellAlerts();
   tick();
   show($("ranks-panel"), ranks.length > 0);
@@ -209,15 +225,24 @@ function announce() {
   notes($("notes"), about);
 }
 
+/** "43 passed, 8 not run" */
+function counted(all) {
+  const words = [["failed", "failed"], ["passed", "passed"], ["not_run", "not run"]];
+  const of = (state) => all.filter((check) => check.state === state).length;
+  return words.filter(([state]) => of(state)).map(([state, word]) => `${of(state)} ${word}`).join(", ");
+}
+
 function tellAlerts() {
   const roots = families(facts.alerts);
   const open = roots.filter(([a]) => a.state === "open").length;
   show($("alerts-panel"), roots.length > 0);
   $("alerts-count").textContent = `${open} open, ${roots.length - open} resolved`;
-  fillAlerts($("alerts"), roots.map(([alert, consequences]) =>
+  const byId = new Map(roots.map(([alert]) => [alert.id, alert]));
+  const cards = roots.map(([alert, consequences]) =>
     alertCard(alert, consequences, {
-      brief: alert === featured, pointed: alert.id === pointed, onChanged: loadFacts, onStep: showStep,
-    })));
+      brief: alert === featured, pointed: alert.id === pointed, chart: true, onChanged: loadFacts, onStep: showStep,
+    }));
+  fillAlerts($("alerts"), cards, (id) => alertCharts.of(byId.get(id)));
 }
 
 /** What changes without an event: ages. */
@@ -238,7 +263,7 @@ function tick() {
   // As the charts have it: what follows from an alert and mere information make nobody a suspect.
   const serious = facts.alerts.filter((a) => a.state === "open" && !a.parent && !a.silenced && a.severity !== "info");
   const suspects = new Set(serious.flatMap((a) => a.ranks));
-  rankTable(about, ranks, suspects);
+  rankTable.set(about, ranks, suspects);
 }
 
 const ago = (time) => (age(time) < 2 ? "just now" : `${duration(age(time))} ago`);
@@ -270,7 +295,8 @@ function notes(node, about) {
   );
 }
 
-function showStep(alert) {
+/** To what the alert is about: its own metric, or where the ranks differ, around its step. */
+async function showStep(alert) {
   const width = Math.max(20, alert.last_step - alert.first_step);
   state.set({
     from: Math.max(0, alert.first_step - Math.ceil(width / 2)),
@@ -278,7 +304,13 @@ function showStep(alert) {
     step: alert.first_step,
     highlight: rankList(alert.ranks).replaceAll(" ", ""),
   }, { remember: true });
-  $("divergence").scrollIntoView({ block: "start" });
+  const shown = await alertCharts.shows(alert);
+  if (shown && shown !== "divergence") state.set({ q: "" });
+  const target = shown === "divergence" || !shown ? $("divergence") : charts.node(shown) ?? $("curves");
+  for (const section of [target, target.closest("[data-section]")]) {
+    if (section?.classList.contains("folded")) section.querySelector(".fold-button").click();
+  }
+  target.scrollIntoView({ block: "center" });
 }
 
 // ------------------------------------------------------------------------------------------ controls
@@ -337,16 +369,25 @@ state.onChange((changed) => {
   const touches = (...names) => changed.some((name) => names.includes(name));
   if (touches("q")) charts.arrange();
   if (touches("smoothing", "log", "ranks", "highlight", "from", "to", "wide")) charts.refresh();
+  if (touches("by", "rel", "layer", "from", "to")) overviews.refresh();
+  if (touches("rsort", "rq", "rhost")) rankTable.draw();
   if (touches("stage", "step", "from", "to")) drawDivergence();
 });
 document.addEventListener("themechange", () => {
   charts.refresh();
+  overviews.refresh();
+  alertCharts.refresh();
   if (facts) drawDivergence();
 });
 
 // ------------------------------------------------------------------------------------------ life
 
 dressControls();
+contents($("contents"), () => {
+  charts.refresh();
+  overviews.refresh();
+  if (facts) drawDivergence();
+});
 const live = new Live(`${root}${path}/stream`, ["points", "alert", "state"], () => refreshFacts());
 setInterval(() => !document.hidden && tick(), TICK_MS);
 loadFacts();

@@ -5,10 +5,14 @@ import { $, badge, count, debounce, duration, el, fill, severitySign, show, stat
 import { showError } from "./frame.js";
 import { settled, staleness } from "./headline.js";
 import { QueryState } from "./query.js";
+import { Sparklines } from "./sparkline.js";
 
 const REFRESH_MS = 3000;
 const PAGE = 50;
-const state = new QueryState({ q: "", project: "", state: "" });
+const state = new QueryState({ q: "", project: "", state: "", order: "" }, (values) => {
+  if (values.order !== "newest") values.order = "";
+});
+const sparklines = new Sparklines();
 let wanted = PAGE;
 let projects = "";
 
@@ -19,7 +23,8 @@ async function load() {
     let cursor = null;
     do {
       const page = await get("/api/v1/runs", {
-        q: state.get("q"), project: state.get("project"), state: state.get("state"), limit: Math.min(wanted, 500), cursor,
+        q: state.get("q"), project: state.get("project"), state: state.get("state"),
+        order: state.get("order") || "attention", limit: Math.min(wanted, 500), cursor,
       });
       items.push(...page.items);
       cursor = page.next_cursor;
@@ -37,7 +42,7 @@ function announce(runs, more) {
   show($("empty"), runs.length === 0 && !filtered);
   show($("nothing"), runs.length === 0 && filtered);
   $("count").textContent = runs.length ? `${runs.length}${more ? "+" : ""} run${runs.length === 1 ? "" : "s"}` : "";
-  fill($("runs"), runs.map(row));
+  fillRows(runs);
   show($("more"), more);
   offerProjects(runs);
 }
@@ -84,8 +89,25 @@ function row(run) {
     el("td", { "data-label": "Ranks", class: "number" }, count(run.world_size)),
     el("td", { "data-label": "Last step", class: "number" }, stepText(run.last_step)),
     el("td", { "data-label": "Heard of", class: "nowrap" }, staleness(run) ?? `${duration(age(run.last_seen_at))} ago`),
-    el("td", { "data-label": "Started", class: "nowrap" }, el("time", { datetime: run.started_at, title: run.started_at }, `${duration(age(run.started_at))} ago`)),
+    el("td", { "data-label": "Started", class: "nowrap" }, el("time", { datetime: run.started_at, title: run.started_at }, `${duration(age(run.started_at))} ago`),
+      el("div", { class: "muted" }, `for ${duration(lasted(run))}`)),
+    el("td", { "data-label": "Loss", class: "spark", "data-run": run.id }),
   );
+}
+
+/** Seconds that a run has lasted so far, or did. */
+const lasted = (run) => Math.max(0, (run.state === "running" ? age(run.started_at) : age(run.started_at) - age(run.last_seen_at)));
+
+let made = "";
+
+/** Compared with what was made, not with what is there: lines are drawn into it. */
+function fillRows(runs) {
+  const rows = el("tbody", {}, runs.map(row));
+  if (rows.innerHTML !== made) {
+    made = rows.innerHTML;
+    for (const run of runs) rows.querySelector(`.spark[data-run="${CSS.escape(run.id)}"]`).append(sparklines.of(run));
+    $("runs").replaceChildren(...rows.children);
+  } else runs.forEach((run) => sparklines.of(run));
 }
 
 function offerProjects(runs) {
@@ -101,6 +123,7 @@ function offerProjects(runs) {
 function dress() {
   $("filter").value = state.get("q");
   $("state").value = state.get("state");
+  $("order").value = state.get("order");
 }
 
 state.onChange(() => {
@@ -109,6 +132,7 @@ state.onChange(() => {
 });
 $("filter").addEventListener("input", debounce(200, () => state.set({ q: $("filter").value })));
 $("state").addEventListener("change", () => state.set({ state: $("state").value }));
+$("order").addEventListener("change", () => state.set({ order: $("order").value }));
 $("project").addEventListener("change", () => state.set({ project: $("project").value }));
 $("reset").addEventListener("click", () => state.set({ q: "", project: "", state: "" }));
 $("more").addEventListener("click", () => {

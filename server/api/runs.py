@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query
 from sqlalchemy import Connection
@@ -49,11 +49,21 @@ def list_runs(
     project: str | None = None,
     state: RunState | None = None,
     q: Annotated[str | None, Query(description="text that id or project contains")] = None,
+    order: Annotated[
+        Literal["newest", "attention"],
+        Query(description="`attention`: running ones first, then those that failed or were lost"),
+    ] = "newest",
 ) -> Items[Run]:
     """Runs, newest first."""
     with reading(engine) as connection:
         rows, after = runs.list_runs(
-            connection, limit=page.limit, after=page.after, project=project, state=state, search=q
+            connection,
+            limit=page.limit,
+            after=page.after,
+            project=project,
+            state=state,
+            search=q,
+            attention=order == "attention",
         )
         return Items(items=summaries(connection, rows), next_cursor=next_cursor(after))
 

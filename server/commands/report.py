@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rankscope.dashboard import alert_chart
 from rankscope.dashboard.report import Chart, Report, render
 from rankscope.server.commands import client
 from rankscope.server.commands.files import refusals
@@ -28,23 +29,6 @@ _POINTS = "300"
 _CELLS = 6000
 # Bytes of all figures: with plotly the file stays below 3 MB.
 _BUDGET = 1_300_000
-# What an alert is shown on: the first that fits the beginning of its kind.
-_SHOWN_ON = (
-    ("lr.", "lr"),
-    ("schedule.", "lr"),
-    ("gradient.", "grad_norm"),
-    ("rank.gradient", "grad_norm"),
-    ("clipping.", "grad_norm"),
-    ("accuracy.", "accuracy"),
-    ("throughput.", "samples_per_second"),
-    ("rank.straggler", "step_seconds"),
-    ("rank.starved", "step_seconds"),
-    ("collective.", "step_seconds"),
-    ("generalization.", "eval/loss"),
-    ("update.", "update_ratio"),
-    ("", "loss"),
-)
-_OF_BITS = ("desync.", "reduction.")
 # Steps around an alert that its chart shows at least.
 _AROUND = 20
 
@@ -128,17 +112,17 @@ class _Figures:
             "from_step": str(max(0, first - room)),
             "to_step": str(max(last, min(last + room, self._facts.run["last_step"]))),
         }
-        if alert["kind"].startswith(_OF_BITS):
+        choice = alert_chart.choose(alert["kind"], alert["evidence"], self._metrics)
+        if choice.bits:
             stage = {"stage": alert["stage"]} if alert["stage"] else {}
             chart = self._divergence(f"Around step {first}", steps | stage)
             if chart is not None:
                 return chart
-        metric = _metric_of(alert, self._metrics)
-        if metric is None:
+        if choice.metric is None:
             return None
         ranks = ",".join(map(str, alert["ranks"]))
-        title = f"{metric} around step {first}"
-        return self._curves(metric, title, steps | ({"highlight": ranks} if ranks else {}))
+        title = f"{choice.metric} around step {first}"
+        return self._curves(choice.metric, title, steps | ({"highlight": ranks} if ranks else {}))
 
     def _curves(self, metric: str, title: str, more: dict[str, str] | None = None) -> Chart | None:
         query = {"metric": metric, "max_points": _POINTS, **(more or {})}
@@ -164,12 +148,3 @@ class _Figures:
 
     def _figure(self, name: str, query: dict[str, str]) -> dict[str, Any]:
         return self._server.get(f"{self._folder}/{name}", query, prefix="")
-
-
-def _metric_of(alert: dict[str, Any], there: frozenset[str]) -> str | None:
-    named = [alert["evidence"].get(key) for key in ("metric", "series", "name")]
-    for name in named:
-        if isinstance(name, str) and name in there:
-            return name
-    fitting = [metric for prefix, metric in _SHOWN_ON if alert["kind"].startswith(prefix)]
-    return next((metric for metric in fitting if metric in there), None)

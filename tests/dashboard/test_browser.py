@@ -150,6 +150,7 @@ def test_the_headline_answers_what_since_when_who_and_where(open_page, server):
     assert alert["tensors"][0] in text
     assert alert["stage"].replace("_", " ") in text
     assert page.title().startswith("\u25b2")
+    page.locator("#checks-panel .fold-button").click()
     page.wait_for_selector("#checks li")
     assert page.locator('#checks li[data-state="failed"]').count() >= 1
     consequences = page.locator(".alert summary", has_text="consequence")
@@ -198,6 +199,8 @@ def test_polling_takes_over_where_the_stream_does_not_get_through(browser, serve
 def test_a_hidden_page_pauses(open_page):
     page = open_page("/runs/broken")
     page.wait_for_selector('#live[data-state="live"]')
+    # The last that is asked for when a page is new.
+    page.wait_for_selector("#comparison h3", state="attached")
     hide = """(hidden) => {
       Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
       document.dispatchEvent(new Event("visibilitychange"));
@@ -515,27 +518,6 @@ def test_numbers_of_tensors_are_folded_by_metric_and_found_by_the_filter(open_pa
     page.locator("#filter").fill("norm/blocks")
     page.wait_for_function("() => document.querySelectorAll('#charts .chart').length === 24")
     assert page.inner_text("#charts-more").startswith("16 more fit the filter")
-
-
-def test_a_server_without_runs_says_what_to_do(browser, tmp_path):
-    with Service(tmp_path) as service, watched_page(browser, service.url) as watched:
-        watched.page.goto("/")
-        watched.page.wait_for_selector("#empty:not([hidden])")
-        text = watched.page.inner_text("#empty")
-        assert "agent.attach(model, optimizer)" in text
-        assert f"RANKSCOPE_SERVER={service.url}" in text
-        watched.assert_clean()
-
-
-def test_a_server_that_goes_away_is_reported_and_its_return_too(browser, tmp_path):
-    with Service(tmp_path) as service, watched_page(browser, service.url) as watched:
-        watched.page.goto("/")
-        watched.page.wait_for_selector("#empty:not([hidden])")
-        service.stop()
-        watched.page.wait_for_selector("#error-notice:not([hidden])")
-        assert "cannot be reached" in watched.page.inner_text("#error-notice")
-        service.start()
-        watched.page.wait_for_selector("#error-notice", state="hidden")
 
 
 @pytest.mark.parametrize("run", [BROKEN, HEALTHY, MARKUP, TOLD], ids=lambda run: run.run[:7])

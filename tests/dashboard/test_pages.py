@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 
 from rankscope.dashboard import pages
 from rankscope.dashboard.figures import DARK, LIGHT, Curve, Mark
-from rankscope.dashboard.source import Distances, Divergence
+from rankscope.dashboard.source import AlertFacts, Distances, Divergence, LayerValues
 from tests.support.servers.serve_app import serve_app
 
 FOLDER = Path(pages.__file__).parent
@@ -57,6 +57,22 @@ class Arrays:
         distance = np.abs(place[:, None] - place[None])
         return Distances(stage or "parameters", step or 29, (0, 1, 2, 3), distance, distance == 0)
 
+    def layers(self, run, metric, table, wanted):
+        if table != "parameters":
+            return None
+        values = np.tile([[1.0], [1e-9]], (1, 3))
+        values[1, 2] = 0.0
+        return LayerValues(0, ("head.weight", "<b>stem.weight"), np.array([0, 10, 20]), values)
+
+    def metrics(self, run):
+        return ["loss", "wait_seconds"]
+
+    def alert(self, run, alert):
+        kinds = {"a1": "desync.parameters", "a2": "rank.straggler", "a3": "lr.too_high"}
+        if alert not in kinds:
+            return None
+        return AlertFacts(kinds[alert], "", (2,), 20, 29, {})
+
     def marks(self, run):
         return [Mark("a1", "critical", "rank 2 left", 20, 29)]
 
@@ -78,10 +94,13 @@ def client(source):
 
 
 def array(spec) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(spec["bdata"]), np.dtype(spec["dtype"]))
+    flat = np.frombuffer(base64.b64decode(spec["bdata"]), np.dtype(spec["dtype"]))
+    return (
+        flat.reshape([int(size) for size in spec["shape"].split(",")]) if "shape" in spec else flat
+    )
 
 
-@pytest.mark.parametrize("path", ["/", "/alerts", "/notifications", f"/runs/{RUN}"])
+@pytest.mark.parametrize("path", ["/", "/alerts", "/fleet", "/notifications", f"/runs/{RUN}"])
 def test_pages_come_with_a_policy_that_lets_nothing_in(client, path):
     answer = client.get(path)
     assert answer.status_code == 200
@@ -95,7 +114,7 @@ def test_pages_come_with_a_policy_that_lets_nothing_in(client, path):
 
 
 def test_every_file_that_a_page_names_is_there(client):
-    for path in ("/", "/alerts", "/notifications", f"/runs/{RUN}", "/runs/none"):
+    for path in ("/", "/alerts", "/fleet", "/notifications", f"/runs/{RUN}", "/runs/none"):
         text = client.get(path, headers={"accept": "text/html"}).text
         files = re.findall(r"(?:src|href)=\"(/static/[^\"]+)\"", text)
         assert files
@@ -168,7 +187,8 @@ def test_a_fault_of_the_server_is_a_page_for_browsers_and_still_a_fault():
 
 
 def test_plotly_comes_out_of_its_package_and_may_be_kept_for_ever(client):
-    (name,) = re.findall(r"/static/plotly-[^\"]+", client.get(f"/runs/{RUN}").text)
+    (file,) = re.findall(r'data-plotly="([^"]+)"', client.get(f"/runs/{RUN}").text)
+    name = f"/static/{file}"
     answer = client.get(name, headers={"accept-encoding": "gzip"})
     assert answer.headers["content-encoding"] == "gzip"
     assert "immutable" in answer.headers["cache-control"]
@@ -279,3 +299,51 @@ def test_style_sheet_and_figures_have_the_same_colours(theme, selector):
             assert getattr(theme, name) == color, name
     assert {"page", "panel", "text", "muted", "critical", "equal", "unchecked"} <= set(declared)
     assert ", ".join(theme.differing) in block
+
+
+def test_layers_have_one_scale_and_zero_has_a_colour_of_its_own(client):
+    query = {"metric": "grad_norm"}
+    figure = client.get(f"/runs/{RUN}/figures/layers.json", params=query).json()
+    by_role = {trace["meta"]["role"]: trace for trace in figure["data"]}
+    assert by_role["value"]["zmin"] == -9
+    assert by_role["value"]["zmax"] == 0
+    assert np.isfinite(array(by_role["zero"]["z"])).tolist() == [[False] * 3, [False, False, True]]
+    assert figure["layout"]["meta"]["zero"] == ["<b>stem.weight"]
+    # Plotly reads markup in ticks.
+    assert figure["layout"]["yaxis"]["ticktext"] == ["head.weight", "&lt;b&gt;stem.weight"]
+
+
+def test_layers_that_were_not_sampled_are_an_empty_figure_and_no_error(client):
+    query = {"metric": "grad_norm", "table": "ema"}
+    answer = client.get(f"/runs/{RUN}/figures/layers.json", params=query)
+    assert answer.status_code == 200
+    assert answer.json()["data"] == []
+    assert "No tensor was sampled" in answer.json()["layout"]["annotations"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("alert", "shows"),
+    # The alert about the rate needs a series that this run has not, and falls back to the loss.
+    [("a1", "divergence"), ("a2", "wait_seconds"), ("a3", "loss")],
+)
+def test_an_alert_is_shown_on_what_it_is_about(client, alert, shows):
+    figure = client.get(f"/runs/{RUN}/figures/alerts/{alert}.json").json()
+    assert figure["layout"]["meta"]["shows"] == shows
+
+
+def test_there_is_no_chart_of_an_alert_that_is_not_there(client):
+    assert client.get(f"/runs/{RUN}/figures/alerts/b7.json").status_code == 404
+
+
+def test_the_heatmap_of_a_metric_shows_values_or_ratios(client):
+    address = f"/runs/{RUN}/figures/ranks.json"
+    plain, ratio = (
+        client.get(address, params={"metric": "loss", "relative": relative}).json()
+        for relative in (False, True)
+    )
+    values, ratios = (array(f["data"][0]["customdata"]) for f in (plain, ratio))
+    assert values[:, 1].tolist() == [1.0, 11.0, 21.0, 31.0]
+    assert ratios[:, 1] == pytest.approx(values[:, 1] / 16.0)
+    # Step 7 is NaN on all ranks: a colour of its own.
+    (broken,) = [t for t in plain["data"] if t["meta"]["role"] == "nonfinite"]
+    assert np.isfinite(array(broken["z"])).all(axis=0).nonzero()[0].tolist() == [7]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, LargeBinary, Select, case, func, select
 
-from rankscope.agent.wire import TensorTable
+from rankscope.agent.wire import Float64, Int64, TensorTable
 from rankscope.server.storage import schema
 from rankscope.server.storage.database.packing import unpack, unpack_steps
 from rankscope.server.storage.ingest.tables import load_tables
@@ -110,6 +110,67 @@ def points(connection: Connection, *, run: int, name: str) -> Select[Any] | None
         c.steps,
         values.label("values"),
     ).where(c.run == run, c.metric.in_(places), place < c.tensors)
+
+
+def read_family(
+    connection: Connection,
+    *,
+    run: int,
+    metric: str,
+    table: str,
+    rank: int | None = None,
+    from_step: int | None = None,
+    to_step: int | None = None,
+) -> tuple[int, tuple[str, ...], Int64, Float64] | None:
+    """One metric of all tensors of a table, as one rank reported it.
+
+    Args:
+        rank: None for the first one that has it.
+
+    Returns:
+        The rank, the names [T] of the tensors that are there now, the steps int64 [S], ascending,
+        and the values float64 [T, S]: NaN where a tensor was not there, infinity for what was
+        posted and is not finite. None where nobody has posted any at these steps.
+    """
+    entries = {e.number: e for e in _entries(connection, run, (metric,)) if e.table == table}
+    if not entries:
+        return None
+    c = schema.layers.c
+    there = [c.run == run, c.metric.in_(entries)]
+    if from_step is not None:
+        there.append(c.last_step >= from_step)
+    if to_step is not None:
+        there.append(c.first_step <= to_step)
+    if rank is None:
+        rank = connection.scalar(select(func.min(c.rank)).where(*there))
+    rows = connection.execute(
+        select(c.metric, c.first_step, c.points, c.tensors, c.steps, c["values"])
+        .where(*there, c.rank == rank)
+        .order_by(c.attempt, c.arrival)
+    ).all()
+    names = entries[max(entries)].names
+    place = {name: row for row, name in enumerate(names)}
+    parts: list[tuple[Int64, Float64]] = []
+    for row in rows:
+        entry = entries[row.metric]
+        if len(entry.names) != row.tensors:
+            continue  # its table was never reported
+        posted = unpack(row.values, np.float64).reshape(row.tensors, row.points)
+        values = np.full((len(names), row.points), np.nan)
+        known = [n for n, name in enumerate(entry.names) if name in place]
+        to = [place[entry.names[n]] for n in known]
+        values[to] = np.where(np.isfinite(posted[known]), posted[known], np.inf)
+        parts.append((unpack_steps(row.steps, row.first_step, row.points), values))
+    if not parts or rank is None:
+        return None
+    steps = np.concatenate([of for of, _ in parts])
+    values = np.concatenate([of for _, of in parts], axis=1)
+    # Where a step was done twice, what came last stands.
+    order = np.argsort(steps, kind="stable")
+    stands = order[np.append(steps[order][1:] > steps[order][:-1], True)]
+    low, high = from_step or 0, np.inf if to_step is None else to_step
+    inside = stands[(steps[stands] >= low) & (steps[stands] <= high)]
+    return (int(rank), names, steps[inside], values[:, inside]) if inside.size else None
 
 
 def load_new(

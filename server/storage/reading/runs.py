@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, case, func, or_, select, tuple_
 
 from rankscope.server.storage import schema
 from rankscope.server.storage.access.visibility import of_visible, visible
@@ -20,16 +20,19 @@ def list_runs(
     project: str | None = None,
     state: str | None = None,
     search: str | None = None,
+    attention: bool = False,
 ) -> tuple[Sequence[Any], tuple[float, int] | None]:
     """A page of run rows, newest start first, and where the next page begins.
 
     Args:
-        after: what the page before ended with: (started_at, key).
+        after: what the page before ended with: (place, key).
+        attention: running ones first, then those that failed or were lost, each newest first.
         search: text that id or project contains.
     """
     r = schema.run
-    query = select(r).where(of_visible(r.c.project))
-    query = query.order_by(r.c.started_at.desc(), r.c.key.desc()).limit(limit + 1)
+    place = r.c.started_at + _AHEAD * _urgency() if attention else r.c.started_at
+    query = select(r, place.label("place")).where(of_visible(r.c.project))
+    query = query.order_by(place.desc(), r.c.key.desc()).limit(limit + 1)
     if project is not None:
         query = query.where(r.c.project == project)
     if state is not None:
@@ -42,11 +45,20 @@ def list_runs(
             )
         )
     if after is not None:
-        query = query.where(tuple_(r.c.started_at, r.c.key) < after)
+        query = query.where(tuple_(place, r.c.key) < after)
     rows = connection.execute(query).all()
     more = len(rows) > limit
     rows = rows[:limit]
-    return rows, (rows[-1].started_at, rows[-1].key) if more else None
+    return rows, (rows[-1].place, rows[-1].key) if more else None
+
+
+# Seconds by which a more urgent state goes before a newer start: longer than any two starts differ,
+# and short enough for a double to keep milliseconds.
+_AHEAD = 1e12
+
+
+def _urgency() -> ColumnElement[int]:
+    return case({"running": 2, "failed": 1, "lost": 1}, value=schema.run.c.state, else_=0)
 
 
 def list_projects(

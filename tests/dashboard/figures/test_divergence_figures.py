@@ -182,3 +182,33 @@ def test_256_ranks_have_no_text_in_the_cells_and_few_ticks():
     figure = distance_matrix(list(range(256)), distance, equal, step=3)
     assert not figure.layout.annotations
     assert len(figure.layout.xaxis.ticktext) <= 9
+
+
+@pytest.mark.parametrize("count", [1, 12, 40])
+def test_of_many_ranks_those_that_differ_have_rows_of_their_own(count):
+    broken = list(range(7, 1024, 25))[:count]
+    relative, checked = healthy(1024, 8)
+    relative[broken, 4:] = 1e-3
+    figure = divergence_heatmap(list(range(1024)), np.arange(8), relative, checked)
+    cells = layer(figure, "distance").z
+    own = np.flatnonzero(np.isfinite(cells).any(axis=1))
+    # From 33 on they share rows, among themselves: no healthy rank is painted.
+    assert own.tolist() == list(range(len(own)))
+    assert len(own) == (count if count <= 32 else 20)
+    assert np.isfinite(cells[own, 4:]).all()
+    assert cells.shape[0] <= 96
+    assert figure.layout.yaxis.ticktext[0] == "7"
+    away = np.zeros(1024)
+    away[broken] = 1 + np.arange(count)
+    distance = np.abs(away[:, None] - away[None])
+    matrix = distance_matrix(list(range(1024)), distance, distance == 0, step=7)
+    blocks = np.isfinite(layer(matrix, "distance").z)
+    assert blocks.shape == (cells.shape[0],) * 2
+    assert blocks[: len(own), len(own) :].all()
+    assert not blocks[len(own) :, len(own) :].any()
+    ends = {(s.x0, s.x1, s.y0, s.y1) for s in matrix.layout.shapes}
+    edge = len(own) - 0.5
+    assert ends == {
+        (-0.5, len(blocks) - 0.5, edge, edge),
+        (edge, edge, -0.5, len(blocks) - 0.5),
+    }

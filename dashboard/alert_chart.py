@@ -1,0 +1,60 @@
+"""Which chart shows what an alert is about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# The first that fits the beginning of its kind, of the series that the run has.
+_SHOWN_ON = (
+    ("lr.", "lr"),
+    ("schedule.", "lr"),
+    ("gradient.", "grad_norm"),
+    ("rank.gradient", "grad_norm_local"),
+    ("rank.gradient", "grad_norm"),
+    ("clipping.", "grad_norm_preclip"),
+    ("clipping.", "grad_norm"),
+    ("accuracy.", "accuracy"),
+    ("throughput.", "samples_per_second"),
+    ("rank.straggler", "wait_seconds"),
+    ("rank.straggler", "step_seconds"),
+    ("rank.starved", "data_seconds"),
+    ("rank.starved", "step_seconds"),
+    ("collective.", "wait_seconds"),
+    ("collective.", "step_seconds"),
+    ("memory.", "process_resident_memory_bytes"),
+    ("generalization.", "eval/loss"),
+    ("update.", "update_ratio"),
+    ("", "loss"),
+)
+_OF_BITS = ("desync.", "reduction.")
+# Keys of the evidence that name a series.
+_NAMES = ("metric", "series", "name")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to draw.
+
+    Attributes:
+        bits: the divergence of the ranks, where there is some; else the metric.
+        metric: None where the run has no series that shows it.
+    """
+
+    bits: bool
+    metric: str | None
+
+
+def choose(kind: str, evidence: Mapping[str, Any], there: frozenset[str]) -> Choice:
+    """The chart of an alert.
+
+    Args:
+        kind: of the alert.
+        evidence: of the alert; a series that it names comes first.
+        there: the series of the run.
+    """
+    named = [evidence.get(key) for key in _NAMES]
+    fitting = [metric for prefix, metric in _SHOWN_ON if kind.startswith(prefix)]
+    metrics = [name for name in (*named, *fitting) if isinstance(name, str) and name in there]
+    return Choice(kind.startswith(_OF_BITS), metrics[0] if metrics else None)

@@ -1,0 +1,193 @@
+"""Figures that show a whole run at once: ranks x steps, layers x steps, where the time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy as np
+import plotly.graph_objects as go
+from fastapi import APIRouter, HTTPException, Query, Request, Response
+
+from rankscope.dashboard import alert_chart, assets
+from rankscope.dashboard.figures import (
+    THEMES,
+    divergence_heatmap,
+    layer_heatmap,
+    rank_curves,
+    rank_heatmap,
+    reduced,
+    time_by_rank,
+    time_shares,
+)
+from rankscope.dashboard.figures.times import SERIES
+from rankscope.dashboard.parameters import Step, Theme, known, shown
+from rankscope.dashboard.source import LayerValues, Selection, Source
+
+_MOST_TICKS = 6
+# Steps around an alert that its chart shows at least.
+_AROUND = 20
+
+
+def router_of(source: Source) -> APIRouter:
+    """Routes below `/runs/{run}/figures`."""
+    router = APIRouter(prefix="/runs/{run}/figures")
+    _by_rank(router, source)
+    _by_layer_and_alert(router, source)
+    return router
+
+
+def _by_rank(router: APIRouter, source: Source) -> None:
+    @router.get("/ranks.json")
+    def ranks_by_steps(
+        request: Request,
+        run: str,
+        metric: str,
+        relative: bool = False,
+        from_step: Step = None,
+        to_step: Step = None,
+        columns: Annotated[int, Query(ge=10, le=1000)] = 240,
+        theme: Theme = "light",
+    ) -> Response:
+        known(source, run)
+        wanted = Selection(from_step=from_step, to_step=to_step, max_points=columns)
+        figure = rank_heatmap(
+            source.curves(run, metric, wanted),
+            metric=metric,
+            theme=THEMES[theme],
+            suspects=source.suspects(run),
+            relative=relative,
+            marks=source.marks(run),
+            x_range=shown(from_step, to_step),
+        )
+        return assets.figure_response(request, figure)
+
+    @router.get("/times.json")
+    def times(
+        request: Request,
+        run: str,
+        from_step: Step = None,
+        to_step: Step = None,
+        theme: Theme = "light",
+    ) -> Response:
+        known(source, run)
+        wanted = Selection(from_step=from_step, to_step=to_step, max_points=200)
+        figure = time_by_rank(
+            {name: source.curves(run, name, wanted) for name in SERIES},
+            theme=THEMES[theme],
+            suspects=source.suspects(run),
+        )
+        return assets.figure_response(request, figure)
+
+    @router.get("/shares.json")
+    def shares(
+        request: Request,
+        run: str,
+        from_step: Step = None,
+        to_step: Step = None,
+        theme: Theme = "light",
+    ) -> Response:
+        known(source, run)
+        wanted = Selection(from_step=from_step, to_step=to_step, max_points=300)
+        names = ("wait_seconds", "data_seconds", "step_seconds")
+        figure = time_shares(
+            {name: source.curves(run, name, wanted) for name in names}, theme=THEMES[theme]
+        )
+        if (span := shown(from_step, to_step)) is not None:
+            figure.layout.xaxis.range = list(span)
+        return assets.figure_response(request, figure)
+
+
+def _by_layer_and_alert(router: APIRouter, source: Source) -> None:
+    @router.get("/layers.json")
+    def layers_by_steps(
+        request: Request,
+        run: str,
+        metric: str,
+        table: str = "parameters",
+        rank: Annotated[int | None, Query(ge=0)] = None,
+        from_step: Step = None,
+        to_step: Step = None,
+        columns: Annotated[int, Query(ge=10, le=1000)] = 200,
+        letters: Annotated[int, Query(ge=4, le=100)] = 30,
+        theme: Theme = "light",
+    ) -> Response:
+        known(source, run)
+        ranks = None if rank is None else [rank]
+        wanted = Selection(ranks=ranks, from_step=from_step, to_step=to_step)
+        found = source.layers(run, metric, table, wanted)
+        if found is None:
+            found = LayerValues(rank or 0, (), np.empty(0, np.int64), np.empty((0, 0)))
+        steps, low, high = reduced(found.steps, found.values, columns=columns)
+        figure = layer_heatmap(
+            found.names,
+            steps,
+            low,
+            high,
+            metric=metric,
+            rank=found.rank,
+            theme=THEMES[theme],
+            marks=source.marks(run),
+            x_range=shown(from_step, to_step),
+            letters=letters,
+        )
+        return assets.figure_response(request, figure)
+
+    @router.get("/alerts/{alert}.json")
+    def of_alert(request: Request, run: str, alert: str, theme: Theme = "light") -> Response:
+        everyone = known(source, run)
+        about = source.alert(run, alert)
+        if about is None:
+            raise HTTPException(404, f"No alert {alert!r} in this run.")
+        choice = alert_chart.choose(about.kind, about.evidence, frozenset(source.metrics(run)))
+        room = max(_AROUND, about.last_step - about.first_step) // 2
+        first, last = max(0, about.first_step - room), about.last_step + room
+        marks = [mark for mark in source.marks(run) if mark.id == alert]
+        if choice.bits:
+            facts = source.divergence(run, stage=about.stage or None, from_step=first, to_step=last)
+            if len(facts.steps):
+                figure = divergence_heatmap(
+                    facts.ranks,
+                    facts.steps,
+                    facts.relative,
+                    facts.checked,
+                    stage=facts.stage,
+                    theme=THEMES[theme],
+                    marks=marks,
+                    columns=120,
+                    until=facts.until,
+                    counts=facts.counts,
+                    undecided=facts.undecided,
+                    legend=False,
+                )
+                # The chart is small: room for the suspects and the ends of the axis.
+                figure.layout.yaxis.update(_few_ticks(figure.layout.yaxis, about.ranks))
+                figure.layout.meta = {**figure.layout.meta, "shows": "divergence"}
+                return assets.figure_response(request, figure)
+        if choice.metric is None:
+            # No error: a run need not have a series that shows it.
+            return assets.figure_response(request, go.Figure(layout={"meta": {"shows": ""}}))
+        wanted = Selection(from_step=first, to_step=last, max_points=300)
+        figure = rank_curves(
+            source.curves(run, choice.metric, wanted),
+            metric=choice.metric,
+            theme=THEMES[theme],
+            highlight=about.ranks,
+            marks=marks,
+            color_ranks=everyone,
+            legend=False,
+        )
+        figure.layout.meta = {**figure.layout.meta, "shows": choice.metric}
+        return assets.figure_response(request, figure)
+
+
+def _few_ticks(axis: Any, ranks: Sequence[int]) -> dict[str, Any]:
+    """Of the ticks of an axis of ranks those of some ranks, the first and the last."""
+    ticks = list(zip(axis.tickvals, axis.ticktext, strict=True))
+    if len(ticks) <= _MOST_TICKS:
+        return {}
+    named = {str(rank) for rank in ranks}
+    kept = [t for n, t in enumerate(ticks) if n in (0, len(ticks) - 1) or t[1] in named]
+    if len(kept) > _MOST_TICKS:
+        kept = ticks[:: -(-len(ticks) // _MOST_TICKS)]
+    return {"tickvals": [place for place, _ in kept], "ticktext": [text for _, text in kept]}
