@@ -11,7 +11,7 @@ from sqlalchemy import Connection, select
 
 from rankscope.agent.wire import SEVERITIES
 from rankscope.server.storage import schema
-from rankscope.server.storage.visibility import of_visible
+from rankscope.server.storage.access.visibility import of_visible
 
 # The newest alerts that are counted.
 _MOST = 10_000

@@ -12,9 +12,9 @@ from PIL import Image
 from rankscope.agent.wire import codec
 from rankscope.agent.wire.batch import Column, Fingerprint, Layers
 from rankscope.dashboard.figures import LIGHT
-from tests.support.browser import HOW_TO_INSTALL, find_chromium, watch
-from tests.support.fixture_run import TENSORS, SyntheticRun, post, wait_until_evaluated
-from tests.support.service import Service
+from tests.support.runs.fixture_run import TENSORS, SyntheticRun, post, wait_until_evaluated
+from tests.support.servers.browser import HOW_TO_INSTALL, find_chromium, watch
+from tests.support.servers.service import Service
 
 pytestmark = [
     pytest.mark.e2e,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.support.browser import HOW_TO_INSTALL, find_chromium, watched_page
-from tests.support.fixture_run import SyntheticRun, post
-from tests.support.service import Service
+from tests.support.runs.fixture_run import SyntheticRun, post
+from tests.support.servers.browser import HOW_TO_INSTALL, find_chromium, watched_page
+from tests.support.servers.service import Service
 
 pytestmark = [
     pytest.mark.e2e,
