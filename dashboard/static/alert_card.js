@@ -206,7 +206,11 @@ export function families(alerts) {
 export function fillAlerts(node, cards, chartOf = null) {
   const markup = el("div", {}, cards).innerHTML;
   // Compared with what was made, not with what is there: charts are drawn into it.
-  if (made.get(node) === markup) return;
+  if (made.get(node) === markup) {
+    // What is open is read again, all the same.
+    node.querySelectorAll("details[open][data-part=history]").forEach((part) => part.dispatchEvent(new Event("toggle")));
+    return;
+  }
   made.set(node, markup);
   const open = new Set([...node.querySelectorAll("details[open]")].map(detailsKey));
   const focused = document.activeElement?.closest?.(".alert")?.id;
