@@ -95,9 +95,9 @@ def rest() -> str:
         NOTICE,
         "",
         "A running server has the same at `/docs`, and as OpenAPI at `/openapi.json`. Non-finite",
-        'numbers are the strings `"NaN"`, `"Infinity"`, `"-Infinity"`. Times are RFC 3339, UTC. Lists',
-        "have `items` and `next_cursor`. Errors are problems of RFC 9457, with `title`, `detail` and",
-        "`status`. With tokens, a request needs `Authorization: Bearer TOKEN`",
+        'numbers are the strings `"NaN"`, `"Infinity"`, `"-Infinity"`. Times are RFC 3339, UTC.',
+        "Lists have `items` and `next_cursor`. Errors are problems of RFC 9457, with `title`,",
+        "`detail` and `status`. With tokens, a request needs `Authorization: Bearer TOKEN`",
         "([security](../SECURITY.md)).",
     ]
     for path, methods in openapi["paths"].items():

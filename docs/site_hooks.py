@@ -1,7 +1,8 @@
 """Hooks of mkdocs: what the site has beyond the pages, and scripts that the server's rules allow.
 
-The server sends a Content-Security-Policy by which no script in a page runs, so that a hostile name
-of a metric has nowhere to run. The theme writes a few short scripts into each page: they become files.
+The server sends a Content-Security-Policy by which no script in a page runs, so that a
+hostile name of a metric has nowhere to run. The theme writes short scripts into each page: they
+become files.
 """
 
 from __future__ import annotations
