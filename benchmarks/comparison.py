@@ -28,10 +28,11 @@ import numpy as np
 from rankscope.agent import wire
 from rankscope.agent.fingerprint.constants import BUCKETS
 from rankscope.server.evaluation.worker import Worker
-from rankscope.server.storage import migrate, schema
-from rankscope.server.storage.dictionary import Dictionaries
-from rankscope.server.storage.engine import open_engine, reading, writing
-from rankscope.server.storage.ingest import store_batches
+from rankscope.server.storage import schema
+from rankscope.server.storage.database import migrate
+from rankscope.server.storage.database.engine import open_engine, reading, writing
+from rankscope.server.storage.ingest.batches import store_batches
+from rankscope.server.storage.ingest.dictionary import Dictionaries
 
 CASES = ("equal", "one", "all")
 STAGES = ("reduced_gradient", "parameters")

@@ -34,11 +34,13 @@ from sqlalchemy import Engine, insert
 
 from benchmarks.load.target import running
 from rankscope.agent import wire
-from rankscope.server.storage import migrate, rollups, schema, watermarks
-from rankscope.server.storage.compaction import compact
-from rankscope.server.storage.dictionary import Dictionaries
-from rankscope.server.storage.engine import open_engine, writing
-from rankscope.server.storage.ingest import store_batches
+from rankscope.server.storage import schema
+from rankscope.server.storage.database import migrate
+from rankscope.server.storage.database.engine import open_engine, writing
+from rankscope.server.storage.ingest.batches import store_batches
+from rankscope.server.storage.ingest.dictionary import Dictionaries
+from rankscope.server.storage.maintenance import rollups, watermarks
+from rankscope.server.storage.maintenance.compaction import compact
 
 RUN = "long"
 GOALS_MS = {"whole run": 150, "zoom": 50, "runs": 50}

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from urllib.parse import quote
 
-from tests.support.browser import save_screenshot
+from tests.support.servers.browser import save_screenshot
 
 
 def main() -> int:

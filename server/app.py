@@ -34,9 +34,9 @@ from rankscope.server.processes.background import background
 from rankscope.server.processes.events import Counters, RunEvents
 from rankscope.server.processes.notify import Messenger
 from rankscope.server.settings import Settings
-from rankscope.server.storage import migrate
-from rankscope.server.storage.engine import open_engine
-from rankscope.server.storage.writer import Writer
+from rankscope.server.storage.database import migrate
+from rankscope.server.storage.database.engine import open_engine
+from rankscope.server.storage.ingest.writer import Writer
 
 _INGEST = ("/api/v1/ingest", "POST")
 _RAW_SECURITY_HEADERS = [

@@ -23,8 +23,9 @@ from rankscope.server.detectors.wording import listing, ranks
 from rankscope.server.evaluation.detector_settings import Given, read_file
 from rankscope.server.processes import supervisor
 from rankscope.server.settings import Settings, default_database
-from rankscope.server.storage import migrate, tokens
-from rankscope.server.storage.engine import open_engine, reading
+from rankscope.server.storage.access import tokens
+from rankscope.server.storage.database import migrate
+from rankscope.server.storage.database.engine import open_engine, reading
 
 OK, FAILED, USAGE = client.OK, client.FAILED, client.USAGE
 UNREACHABLE, UNKNOWN_RUN = client.UNREACHABLE, client.UNKNOWN_RUN

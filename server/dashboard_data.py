@@ -11,8 +11,9 @@ from rankscope.agent.wire import Float64
 from rankscope.dashboard.figures import Curve, Mark
 from rankscope.dashboard.source import Distances, Divergence, Selection
 from rankscope.server.comparison.compare import pairwise_distances
-from rankscope.server.storage import alerts, comparisons, runs, series
-from rankscope.server.storage.engine import reading
+from rankscope.server.storage.database.engine import reading
+from rankscope.server.storage.judgement import alerts, comparisons
+from rankscope.server.storage.reading import runs, series
 from rankscope.server.window import Comparison
 
 _PAGE = 1000

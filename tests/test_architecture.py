@@ -45,14 +45,14 @@ COLLECTIVES = {
 NAMED_WAITING = {
     ("agent/model/tensors.py", "tensor.item()"): "on a CPU alone",
     # Each behind a check of where the tensor is.
-    ("agent/probes/classification.py", "tensor.item()"): "on a CPU alone",
-    ("agent/probes/evaluation.py", "tensor.item()"): "on a CPU alone",
-    ("agent/probes/loss_sources.py", "plain.item()"): "on a CPU alone",
-    ("agent/probes/loss_sources.py", "tensors.item()"): "on a CPU alone",
-    ("agent/probes/scaling.py", "tensor.item()"): "on a CPU alone",
-    ("agent/probes/scaling.py", "other.item()"): "on a CPU alone",
-    ("agent/probes/scaling.py", "given.item()"): "on a CPU alone",
-    ("agent/probes/scaling.py", "total.item()"): "on a CPU alone",
+    ("agent/probes/loss/classification.py", "tensor.item()"): "on a CPU alone",
+    ("agent/probes/loss/evaluation.py", "tensor.item()"): "on a CPU alone",
+    ("agent/probes/loss/sources.py", "plain.item()"): "on a CPU alone",
+    ("agent/probes/loss/sources.py", "tensors.item()"): "on a CPU alone",
+    ("agent/probes/loss/scaling.py", "tensor.item()"): "on a CPU alone",
+    ("agent/probes/loss/scaling.py", "other.item()"): "on a CPU alone",
+    ("agent/probes/loss/scaling.py", "given.item()"): "on a CPU alone",
+    ("agent/probes/loss/scaling.py", "total.item()"): "on a CPU alone",
     ("agent/probes/arrival.py", "self._event.synchronize()"): "what has been waited for by `ready`",
     (
         "agent/steps/readout.py",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import doc_blocks
-from tests.support.service import Service
+from tests.support.servers.service import Service
 
 DOCS = Path(__file__).parent.parent / "docs"
 # Pages whose blocks are run, in their order.

@@ -17,7 +17,7 @@ import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.support.service import Service
+from tests.support.servers.service import Service
 
 REPOSITORY = Path(__file__).parent.parent
 FOLDERS = ("agent", "server", "dashboard", "migrations")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from rankscope.agent.probes.loss import Loss
+from rankscope.agent.probes.loss.training import Loss
 
 
 @contextmanager

@@ -14,12 +14,13 @@ from rankscope.agent.guard import Moments, contained
 from rankscope.agent.model.parts import part_of
 from rankscope.agent.model.tracked import Tracked
 from rankscope.agent.monitor import Monitor
-from rankscope.agent.probes import PROBES, Context, Probe, StepFacts, loss_sources
-from rankscope.agent.probes.frozen import FrozenParameters
-from rankscope.agent.probes.loss import Loss
-from rankscope.agent.probes.parameters import Parameters
-from rankscope.agent.probes.timing import Timing
-from rankscope.agent.probes.watched import WatchedModules
+from rankscope.agent.probes import PROBES, Context, Probe, StepFacts
+from rankscope.agent.probes.loss import sources as loss_sources
+from rankscope.agent.probes.loss.training import Loss
+from rankscope.agent.probes.machine.timing import Timing
+from rankscope.agent.probes.parameters.frozen import FrozenParameters
+from rankscope.agent.probes.parameters.trained import Parameters
+from rankscope.agent.probes.parameters.watched import WatchedModules
 from rankscope.agent.steps import hooks, joined
 from rankscope.agent.steps.account import Account
 from rankscope.agent.steps.autograd import nodes_made

@@ -19,7 +19,7 @@ from sqlalchemy.engine import make_url
 
 from rankscope.server.demo.processes import PYTHON, Process, free_port
 from rankscope.server.storage import schema
-from rankscope.server.storage.engine import open_engine, reading
+from rankscope.server.storage.database.engine import open_engine, reading
 
 _SERVE = (
     "import functools, sys; from rankscope.server import cli; "

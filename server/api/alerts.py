@@ -20,8 +20,8 @@ from rankscope.server.api import alert_models, models
 from rankscope.server.api.deps import Database, Page, RunId, known_run, next_cursor, paging
 from rankscope.server.api.notifications import log_entries
 from rankscope.server.api.problems import Problem
-from rankscope.server.storage import alerts
-from rankscope.server.storage.engine import reading, writing
+from rankscope.server.storage.database.engine import reading, writing
+from rankscope.server.storage.judgement import alerts
 from rankscope.server.window import Alert
 
 router = APIRouter(tags=["alerts"])

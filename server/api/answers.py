@@ -11,9 +11,9 @@ import numpy as np
 from fastapi import Request, Response
 
 from rankscope.agent.wire import Int64
-from rankscope.server.storage.packing import pack
-from rankscope.server.storage.rollups import narrowed
-from rankscope.server.storage.series import RankSeries
+from rankscope.server.storage.database.packing import pack
+from rankscope.server.storage.maintenance.rollups import narrowed
+from rankscope.server.storage.reading.series import RankSeries
 
 BINARY = "application/msgpack"
 # Below this an answer fits into a few packets.

@@ -18,8 +18,9 @@ from rankscope.server.api.problems import Problem
 from rankscope.server.api.runs import summaries
 from rankscope.server.comparison import configurations, courses
 from rankscope.server.evaluation.two_runs import compare_bits
-from rankscope.server.storage import alerts, series
-from rankscope.server.storage.engine import reading
+from rankscope.server.storage.database.engine import reading
+from rankscope.server.storage.judgement import alerts
+from rankscope.server.storage.reading import series
 from rankscope.server.window import Alert
 
 router = APIRouter(tags=["compare"])

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine
 
 from rankscope.agent import wire
 from rankscope.server.api.problems import Problem
-from rankscope.server.storage import runs
+from rankscope.server.storage.reading import runs
 
 MAX_STEP = wire.limits.STEP.most
 MAX_RANK = wire.limits.RANK.most

@@ -24,9 +24,9 @@ from rankscope.server.evaluation.detector_settings import (
     for_project,
     project_overrides,
 )
-from rankscope.server.storage import detector_settings
-from rankscope.server.storage.engine import reading, writing
-from rankscope.server.storage.visibility import visible
+from rankscope.server.storage.access.visibility import visible
+from rankscope.server.storage.database.engine import reading, writing
+from rankscope.server.storage.judgement import detector_settings
 
 router = APIRouter(tags=["detectors"])
 

@@ -21,8 +21,8 @@ from rankscope.server.api.deps import (
 )
 from rankscope.server.api.problems import Problem
 from rankscope.server.comparison.compare import pairwise_distances
-from rankscope.server.storage import comparisons
-from rankscope.server.storage.engine import reading
+from rankscope.server.storage.database.engine import reading
+from rankscope.server.storage.judgement import comparisons
 from rankscope.server.window import Comparison, FingerprintPart, TensorDifference
 
 router = APIRouter(tags=["divergence"])

@@ -34,9 +34,9 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rankscope.server.api import problems
-from rankscope.server.storage import tokens
-from rankscope.server.storage.engine import reading
-from rankscope.server.storage.visibility import limited_to
+from rankscope.server.storage.access import tokens
+from rankscope.server.storage.access.visibility import limited_to
+from rankscope.server.storage.database.engine import reading
 
 COOKIE = "rankscope_token"
 """Where a browser keeps the secret that it has logged in with."""

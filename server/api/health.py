@@ -11,8 +11,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from rankscope.server.api.deps import Database
 from rankscope.server.api.problems import Problem
 from rankscope.server.health import Health
-from rankscope.server.storage import migrate, statistics
-from rankscope.server.storage.engine import reading, touch, why
+from rankscope.server.storage.database import migrate
+from rankscope.server.storage.database.engine import reading, touch, why
+from rankscope.server.storage.reading import statistics
 
 router = APIRouter(tags=["health"])
 

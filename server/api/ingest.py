@@ -20,11 +20,11 @@ from rankscope.agent import wire
 from rankscope.server.api.guard import TOKEN
 from rankscope.server.api.models import Accepted
 from rankscope.server.api.problems import Problem
-from rankscope.server.storage import runs
-from rankscope.server.storage.engine import reading
-from rankscope.server.storage.tokens import Token
-from rankscope.server.storage.visibility import limited_to
-from rankscope.server.storage.writer import Closed
+from rankscope.server.storage.access.tokens import Token
+from rankscope.server.storage.access.visibility import limited_to
+from rankscope.server.storage.database.engine import reading
+from rankscope.server.storage.ingest.writer import Closed
+from rankscope.server.storage.reading import runs
 
 router = APIRouter(tags=["ingest"])
 

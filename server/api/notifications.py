@@ -20,10 +20,10 @@ from rankscope.server.api.deps import Database, known_run
 from rankscope.server.api.problems import Problem
 from rankscope.server.notifications import transports
 from rankscope.server.notifications.message import example
-from rankscope.server.storage import notifications
-from rankscope.server.storage.engine import reading
-from rankscope.server.storage.notifications import Notification, Outcome, Target
-from rankscope.server.storage.visibility import visible
+from rankscope.server.storage.access.visibility import visible
+from rankscope.server.storage.database.engine import reading
+from rankscope.server.storage.judgement import notifications
+from rankscope.server.storage.judgement.notifications import Notification, Outcome, Target
 
 router = APIRouter(tags=["notifications"], prefix="/notifications")
 

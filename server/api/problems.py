@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from rankscope.server.health import Sparingly
-from rankscope.server.storage.engine import is_unable, why
+from rankscope.server.storage.database.engine import is_unable, why
 
 CONTENT_TYPE = "application/problem+json"
 

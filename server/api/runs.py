@@ -29,9 +29,12 @@ from rankscope.server.api.models import (
 )
 from rankscope.server.api.problems import Problem
 from rankscope.server.api.verdict import summary
-from rankscope.server.storage import agents, alerts, attempts, pruning, runs, series
-from rankscope.server.storage.alerts import Findings
-from rankscope.server.storage.engine import reading
+from rankscope.server.storage.database.engine import reading
+from rankscope.server.storage.ingest import agents, attempts
+from rankscope.server.storage.judgement import alerts
+from rankscope.server.storage.judgement.alerts import Findings
+from rankscope.server.storage.maintenance import pruning
+from rankscope.server.storage.reading import runs, series
 
 router = APIRouter(tags=["runs"])
 _logger = logging.getLogger(__name__)

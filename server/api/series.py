@@ -20,8 +20,8 @@ from rankscope.server.api.deps import (
     paging,
 )
 from rankscope.server.api.models import Metric, MetricFamily, Metrics, Series
-from rankscope.server.storage import freshness, layers, series
-from rankscope.server.storage.engine import reading
+from rankscope.server.storage.database.engine import reading
+from rankscope.server.storage.reading import freshness, layers, series
 
 router = APIRouter(tags=["series"])
 

@@ -15,8 +15,8 @@ from sse_starlette.sse import EventSourceResponse
 
 from rankscope.server.api.deps import Database, RunId, known_run
 from rankscope.server.api.guard import TOKEN, Guard
-from rankscope.server.storage import alerts
-from rankscope.server.storage.engine import reading
+from rankscope.server.storage.database.engine import reading
+from rankscope.server.storage.judgement import alerts
 
 router = APIRouter(tags=["stream"])
 

@@ -14,9 +14,11 @@ from rankscope.server.api import models
 from rankscope.server.api.deps import Database, RunId, known_run
 from rankscope.server.api.problems import Problem
 from rankscope.server.detectors.settings import ENABLED, Effective
-from rankscope.server.storage import agents, detector_settings, runs
-from rankscope.server.storage.alerts import Findings, findings
-from rankscope.server.storage.engine import reading
+from rankscope.server.storage.database.engine import reading
+from rankscope.server.storage.ingest import agents
+from rankscope.server.storage.judgement import detector_settings
+from rankscope.server.storage.judgement.alerts import Findings, findings
+from rankscope.server.storage.reading import runs
 
 router = APIRouter(tags=["verdict"])
 

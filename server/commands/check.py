@@ -30,9 +30,9 @@ from rankscope.server.exchange.logs import Log
 from rankscope.server.exchange.tags import names
 from rankscope.server.gate import gate
 from rankscope.server.gate.formats import Report
-from rankscope.server.storage import migrate
-from rankscope.server.storage.engine import open_engine, writing
-from rankscope.server.storage.ingest import store_batch
+from rankscope.server.storage.database import migrate
+from rankscope.server.storage.database.engine import open_engine, writing
+from rankscope.server.storage.ingest.batches import store_batch
 
 _DESCRIPTION = """\
 Reads what another tool has logged (TensorBoard event files, trainer_state.json of Transformers,

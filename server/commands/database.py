@@ -11,8 +11,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rankscope.server.commands.client import USAGE, complain
 from rankscope.server.settings import Settings, default_database
-from rankscope.server.storage import migrate
-from rankscope.server.storage.engine import open_engine
+from rankscope.server.storage.database import migrate
+from rankscope.server.storage.database.engine import open_engine
 
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0}
 

@@ -18,16 +18,10 @@ from rankscope.server.commands import client
 from rankscope.server.commands.database import add_url, age, database_text, file_text, shown
 from rankscope.server.detectors.wording import count
 from rankscope.server.settings import Settings, default_database
-from rankscope.server.storage import (
-    backup,
-    damage,
-    distribution,
-    migrate,
-    partitions,
-    pruning,
-    runs,
-)
-from rankscope.server.storage.engine import open_engine, reading
+from rankscope.server.storage.database import distribution, migrate, partitions
+from rankscope.server.storage.database.engine import open_engine, reading
+from rankscope.server.storage.maintenance import backup, damage, pruning
+from rankscope.server.storage.reading import runs
 
 # What of a damaged database is said.
 _SHOWN = 50

@@ -17,9 +17,10 @@ from rankscope.server.commands.client import FAILED, OK, USAGE, complain, run_id
 from rankscope.server.commands.database import add_url
 from rankscope.server.notifications import transports
 from rankscope.server.notifications.message import example, time_text
-from rankscope.server.storage import notifications, runs
-from rankscope.server.storage.engine import reading, writing
-from rankscope.server.storage.notifications import Notification, Outcome, Target
+from rankscope.server.storage.database.engine import reading, writing
+from rankscope.server.storage.judgement import notifications
+from rankscope.server.storage.judgement.notifications import Notification, Outcome, Target
+from rankscope.server.storage.reading import runs
 
 _MAX_NAME = 250
 _MAX_URL = 4000

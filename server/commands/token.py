@@ -14,9 +14,9 @@ from sqlalchemy import Engine
 from rankscope.server.commands import database
 from rankscope.server.commands.client import FAILED, OK, complain, table
 from rankscope.server.commands.database import add_url, age
-from rankscope.server.storage import tokens
-from rankscope.server.storage.engine import reading, writing
-from rankscope.server.storage.tokens import SCOPES, Token
+from rankscope.server.storage.access import tokens
+from rankscope.server.storage.access.tokens import SCOPES, Token
+from rankscope.server.storage.database.engine import reading, writing
 
 _USUAL = ("read", "write")
 _MAX_NAME = 250

@@ -18,7 +18,7 @@ from rankscope.server.detectors.settings import (
     effective,
     read,
 )
-from rankscope.server.storage import detector_settings
+from rankscope.server.storage.judgement import detector_settings
 
 OF_THE_API = "set for the project"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rankscope.server.storage.evaluation import RunRow
+from rankscope.server.storage.judgement.evaluation import RunRow
 from rankscope.server.window import Check, LivenessPart, Status
 
 # A run all of whose ranks have said nothing for this long is not running.

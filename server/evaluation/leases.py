@@ -13,9 +13,9 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from rankscope.server.health import Health, Kept
-from rankscope.server.storage import leases
-from rankscope.server.storage.engine import reading, writing
-from rankscope.server.storage.leases import Lease
+from rankscope.server.storage.database.engine import reading, writing
+from rankscope.server.storage.judgement import leases
+from rankscope.server.storage.judgement.leases import Lease
 
 _logger = logging.getLogger(__name__)
 

@@ -19,11 +19,17 @@ from rankscope.server.evaluation import dense_sampling, end_of_run, snapshot
 from rankscope.server.evaluation.align import WATCHED_LAYERS, Aligner
 from rankscope.server.evaluation.detector_settings import Given, for_project
 from rankscope.server.evaluation.frontier import MAX_LAG
-from rankscope.server.storage import comparisons, detector_settings, evaluation, leases, snapshots
-from rankscope.server.storage.engine import reading, writing
-from rankscope.server.storage.evaluation import RunRow
-from rankscope.server.storage.leases import Lease
-from rankscope.server.storage.liveness import LivenessReader, liveness_since
+from rankscope.server.storage.database.engine import reading, writing
+from rankscope.server.storage.judgement import (
+    comparisons,
+    detector_settings,
+    evaluation,
+    leases,
+    snapshots,
+)
+from rankscope.server.storage.judgement.evaluation import RunRow
+from rankscope.server.storage.judgement.leases import Lease
+from rankscope.server.storage.judgement.liveness import LivenessReader, liveness_since
 from rankscope.server.window import Alert, Check, NewData, Window
 
 _logger = logging.getLogger(__name__)

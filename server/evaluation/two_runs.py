@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from rankscope.agent.wire import Int64, TensorTable
 from rankscope.server.comparison import between_runs
 from rankscope.server.comparison.between_runs import Differing
-from rankscope.server.storage import digests
+from rankscope.server.storage.reading import digests
 from rankscope.server.window import FingerprintKey, TensorDifference
 
 # Steps that are read at once: no more than a search needs that ends early.

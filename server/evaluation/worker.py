@@ -17,10 +17,11 @@ from rankscope.server.evaluation.detector_settings import Given
 from rankscope.server.evaluation.leases import Leases
 from rankscope.server.evaluation.run import Renumbered, RunEvaluation
 from rankscope.server.health import Failures, Health, Kept
-from rankscope.server.storage import evaluation, partitions
-from rankscope.server.storage.engine import reading
-from rankscope.server.storage.evaluation import RunRow
-from rankscope.server.storage.leases import Lease, Lost
+from rankscope.server.storage.database import partitions
+from rankscope.server.storage.database.engine import reading
+from rankscope.server.storage.judgement import evaluation
+from rankscope.server.storage.judgement.evaluation import RunRow
+from rankscope.server.storage.judgement.leases import Lease, Lost
 
 _logger = logging.getLogger(__name__)
 

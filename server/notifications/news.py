@@ -5,7 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 
 from rankscope.agent import wire
-from rankscope.server.storage.notifications import RESOLVED, Notification, Target
+from rankscope.server.storage.judgement.notifications import RESOLVED, Notification, Target
 from rankscope.server.window import Alert
 
 FIRST_WAIT_S = 10.0

@@ -19,9 +19,10 @@ from rankscope.server.notifications import transports
 from rankscope.server.notifications.message import Message, News, link_to
 from rankscope.server.notifications.news import BETWEEN_S, FIRST_WAIT_S, retry_at, what_to_tell
 from rankscope.server.notifications.transports import BadTarget, NotDelivered
-from rankscope.server.storage import alerts, notifications, schema
-from rankscope.server.storage.engine import reading, writing
-from rankscope.server.storage.notifications import RESOLVED, Notification, Target
+from rankscope.server.storage import schema
+from rankscope.server.storage.database.engine import reading, writing
+from rankscope.server.storage.judgement import alerts, notifications
+from rankscope.server.storage.judgement.notifications import RESOLVED, Notification, Target
 from rankscope.server.window import Alert
 
 _logger = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from rankscope.server.processes.compactor import Compactor
 from rankscope.server.processes.events import RunEvents
 from rankscope.server.processes.notify import Messenger
 from rankscope.server.settings import Settings
-from rankscope.server.storage.engine import open_engine
+from rankscope.server.storage.database.engine import open_engine
 
 _logger = logging.getLogger(__name__)
 

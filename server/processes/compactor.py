@@ -10,8 +10,8 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from rankscope.server.health import Failures, Health, Kept
-from rankscope.server.storage.compaction import compact, runs_to_compact
-from rankscope.server.storage.engine import reading
+from rankscope.server.storage.database.engine import reading
+from rankscope.server.storage.maintenance.compaction import compact, runs_to_compact
 
 _logger = logging.getLogger(__name__)
 

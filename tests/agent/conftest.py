@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from rankscope.agent.probes import loss_sources
-from rankscope.agent.probes.loss import Loss
+from rankscope.agent.probes.loss import sources as loss_sources
+from rankscope.agent.probes.loss.training import Loss
 from tests.support import listening
-from tests.support.collector import Collector
 from tests.support.probe_harness import Harness
-from tests.support.sending import Posting, Rank
+from tests.support.servers.collector import Collector
+from tests.support.servers.sending import Posting, Rank
 from tests.support.watching import Watching
 
 

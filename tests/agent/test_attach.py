@@ -18,8 +18,8 @@ from torch.optim import optimizer as optimizers
 
 from rankscope import agent
 from rankscope.agent.monitor import Monitor, NullMonitor
-from rankscope.agent.probes.gradients import Gradients
-from tests.support.collector import Collector
+from rankscope.agent.probes.gradients.applied import Gradients
+from tests.support.servers.collector import Collector
 
 
 def net(seed=0):

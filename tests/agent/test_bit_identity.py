@@ -8,7 +8,7 @@ import torch
 from rankscope import agent
 from rankscope.agent.probes import PROBES
 from tests.support import trainings
-from tests.support.collector import Collector
+from tests.support.servers.collector import Collector
 
 ROUNDS = 200
 KINDS = {

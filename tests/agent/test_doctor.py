@@ -15,7 +15,7 @@ from rankscope.agent import doctor
 from rankscope.agent.delivery.spool import SpoolFolder, folder_of
 from rankscope.agent.fingerprint import kernel
 from rankscope.server.demo.processes import RANKSCOPE
-from tests.support.service import Service
+from tests.support.servers.service import Service
 
 
 @pytest.fixture(scope="module")

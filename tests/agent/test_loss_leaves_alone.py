@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from rankscope.agent.probes import loss_sources
-from rankscope.agent.probes.loss import Loss
+from rankscope.agent.probes.loss import sources as loss_sources
+from rankscope.agent.probes.loss.training import Loss
 from tests.support.losses import batch, net
 from tests.support.probe_harness import Harness
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.browser import chromium
+from tests.support.servers.browser import chromium
 
 
 @pytest.fixture(scope="module")

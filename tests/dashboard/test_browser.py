@@ -11,15 +11,15 @@ from rankscope.agent import wire
 from rankscope.dashboard.figures import DARK, LIGHT
 from rankscope.server.commands.client import Server
 from rankscope.server.commands.run_facts import headline, load
-from tests.support.browser import (
+from tests.support.runs.fixture_run import HOSTILE, SyntheticRun, post, wait_until_evaluated
+from tests.support.servers.browser import (
     HOW_TO_INSTALL,
     find_chromium,
     wait_until_drawn,
     watch,
     watched_page,
 )
-from tests.support.fixture_run import HOSTILE, SyntheticRun, post, wait_until_evaluated
-from tests.support.service import Service
+from tests.support.servers.service import Service
 
 pytestmark = [
     pytest.mark.e2e,

@@ -4,10 +4,10 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from rankscope.server.storage.engine import open_engine
+from rankscope.server.storage.database.engine import open_engine
 from tests.support.alert_rows import add_run, put_alert
-from tests.support.browser import HOW_TO_INSTALL, find_chromium, watched_page
-from tests.support.service import Service
+from tests.support.servers.browser import HOW_TO_INSTALL, find_chromium, watched_page
+from tests.support.servers.service import Service
 
 pytestmark = [
     pytest.mark.e2e,

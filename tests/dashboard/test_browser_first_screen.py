@@ -6,9 +6,14 @@ import time
 import httpx
 import pytest
 
-from tests.support.browser import HOW_TO_INSTALL, find_chromium, wait_until_drawn, watched_page
-from tests.support.fixture_run import SyntheticRun, post, wait_until_evaluated
-from tests.support.service import Service
+from tests.support.runs.fixture_run import SyntheticRun, post, wait_until_evaluated
+from tests.support.servers.browser import (
+    HOW_TO_INSTALL,
+    find_chromium,
+    wait_until_drawn,
+    watched_page,
+)
+from tests.support.servers.service import Service
 
 pytestmark = [
     pytest.mark.e2e,

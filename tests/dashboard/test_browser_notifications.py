@@ -7,13 +7,14 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from rankscope.server.storage import notifications, tokens
-from rankscope.server.storage.engine import open_engine, writing
+from rankscope.server.storage.access import tokens
+from rankscope.server.storage.database.engine import open_engine, writing
+from rankscope.server.storage.judgement import notifications
 from tests.support.alert_rows import add_run, put_alert
-from tests.support.browser import HOW_TO_INSTALL, find_chromium, watched_page
-from tests.support.collector import wait_until
-from tests.support.receivers import hook
-from tests.support.service import Service
+from tests.support.servers.browser import HOW_TO_INSTALL, find_chromium, watched_page
+from tests.support.servers.collector import wait_until
+from tests.support.servers.receivers import hook
+from tests.support.servers.service import Service
 
 pytestmark = [
     pytest.mark.e2e,

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from rankscope.dashboard import pages
 from rankscope.dashboard.figures import DARK, LIGHT, Curve, Mark
 from rankscope.dashboard.source import Distances, Divergence
-from tests.support.serve_app import serve_app
+from tests.support.servers.serve_app import serve_app
 
 FOLDER = Path(pages.__file__).parent
 RUN = "brave-otter"

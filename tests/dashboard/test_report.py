@@ -9,9 +9,9 @@ import pytest
 from rankscope.dashboard.report import Chart, Report, render
 from rankscope.server.commands.run_facts import Headline
 from rankscope.server.demo.processes import RANKSCOPE
-from tests.support.browser import HOW_TO_INSTALL, find_chromium
-from tests.support.fixture_run import HOSTILE, SyntheticRun, post, wait_until_evaluated
-from tests.support.service import Service
+from tests.support.runs.fixture_run import HOSTILE, SyntheticRun, post, wait_until_evaluated
+from tests.support.servers.browser import HOW_TO_INSTALL, find_chromium
+from tests.support.servers.service import Service
 
 pytestmark = pytest.mark.e2e
 

@@ -8,8 +8,8 @@ import pytest
 
 from rankscope.agent.wire import codec
 from rankscope.server.demo.processes import RANKSCOPE, Process, free_port
-from tests.support.fixture_run import SyntheticRun
-from tests.support.service import eventually
+from tests.support.runs.fixture_run import SyntheticRun
+from tests.support.servers.service import eventually
 
 pytestmark = pytest.mark.e2e
 

@@ -10,16 +10,16 @@ import pytest
 
 from rankscope.agent import wire
 from rankscope.server.demo.processes import RANKSCOPE
-from tests.support.api import MSGPACK, batch, column
-from tests.support.browser import HOW_TO_INSTALL, chromium, find_chromium, watched_page
-from tests.support.ranks import REPOSITORY, TORCHRUN
-from tests.support.seeded_job import NUDGED, STEPS
-from tests.support.service import Service
+from tests.support.jobs.ranks import REPOSITORY, TORCHRUN
+from tests.support.jobs.seeded_job import NUDGED, STEPS
+from tests.support.servers.api import MSGPACK, batch, column
+from tests.support.servers.browser import HOW_TO_INSTALL, chromium, find_chromium, watched_page
+from tests.support.servers.service import Service
 
 pytestmark = pytest.mark.e2e
 
 NUDGE = 17
-JOB = REPOSITORY / "tests" / "support" / "seeded_job.py"
+JOB = REPOSITORY / "tests" / "support" / "jobs" / "seeded_job.py"
 
 
 @pytest.fixture(scope="module")

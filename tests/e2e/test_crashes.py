@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from rankscope.server.demo.processes import RANKSCOPE
-from tests.support.ranks import finished, started_ranks
-from tests.support.service import Service, eventually
+from tests.support.jobs.ranks import finished, started_ranks
+from tests.support.servers.service import Service, eventually
 
 pytestmark = pytest.mark.e2e
 
-SCRIPT = Path(__file__).parents[1] / "support" / "unhappy_job.py"
+SCRIPT = Path(__file__).parents[1] / "support" / "jobs" / "unhappy_job.py"
 STEP = 20
 
 

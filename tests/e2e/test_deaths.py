@@ -5,8 +5,15 @@ import signal
 
 import pytest
 
-from tests.support.ranks import EXAMPLE, finished, output, printed_losses, run_ranks, started_ranks
-from tests.support.service import Service, eventually
+from tests.support.jobs.ranks import (
+    EXAMPLE,
+    finished,
+    output,
+    printed_losses,
+    run_ranks,
+    started_ranks,
+)
+from tests.support.servers.service import Service, eventually
 
 pytestmark = pytest.mark.e2e
 

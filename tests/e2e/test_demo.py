@@ -12,7 +12,7 @@ import pytest
 
 from rankscope.server.demo.faults import FAULTS, decide
 from rankscope.server.demo.processes import RANKSCOPE, Process
-from tests.support.service import eventually
+from tests.support.servers.service import eventually
 
 pytestmark = pytest.mark.e2e
 

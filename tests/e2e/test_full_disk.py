@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from rankscope.agent import wire
-from tests.support.api import MSGPACK, batch, check_problem, column
-from tests.support.service import Service, eventually
+from tests.support.servers.api import MSGPACK, batch, check_problem, column
+from tests.support.servers.service import Service, eventually
 
 pytestmark = pytest.mark.e2e
 

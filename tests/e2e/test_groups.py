@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import group_jobs
-from tests.support.judged_job import judged_job
+from tests.support.jobs import group_jobs
+from tests.support.jobs.judged_job import judged_job
 
 pytestmark = pytest.mark.e2e
 

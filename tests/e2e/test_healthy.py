@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import healthy_jobs
-from tests.support.healthy_jobs import AT
-from tests.support.judged_job import judged_job
+from tests.support.jobs import healthy_jobs
+from tests.support.jobs.healthy_jobs import AT
+from tests.support.jobs.judged_job import judged_job
 
 pytestmark = pytest.mark.e2e
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from rankscope.agent import wire
-from tests.support.service import Service
+from tests.support.servers.service import Service
 
 pytestmark = pytest.mark.e2e
 

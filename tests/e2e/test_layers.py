@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import ddp_layers
-from tests.support.ranks import run_ranks
-from tests.support.service import Service
+from tests.support.jobs import ddp_layers
+from tests.support.jobs.ranks import run_ranks
+from tests.support.servers.service import Service
 
 pytestmark = pytest.mark.e2e
 
@@ -26,7 +26,7 @@ def judged(service, folder, hook):
         *(service.url, hook, hook),
         ranks=2,
         folder=folder,
-        environment={"PYTHONPATH": str(SCRIPT.parents[2])},
+        environment={"PYTHONPATH": str(SCRIPT.parents[3])},
         timeout_s=240,
     ).check()
     service.wait_for_state(hook, "finished")

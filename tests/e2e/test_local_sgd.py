@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ranks import REPOSITORY, run_ranks
-from tests.support.service import Service
+from tests.support.jobs.ranks import REPOSITORY, run_ranks
+from tests.support.servers.service import Service
 
 pytestmark = pytest.mark.e2e
 
-SCRIPT = Path(__file__).parent.parent / "support" / "averaging.py"
+SCRIPT = Path(__file__).parent.parent / "support" / "jobs" / "averaging.py"
 STEPS = 240
 
 

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from rankscope import agent
 from rankscope.server.demo.processes import RANKSCOPE
-from tests.support.fixture_run import SyntheticRun, post, wait_until_evaluated
-from tests.support.service import Service
+from tests.support.runs.fixture_run import SyntheticRun, post, wait_until_evaluated
+from tests.support.servers.service import Service
 
 pytestmark = pytest.mark.e2e
 

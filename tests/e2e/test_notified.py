@@ -7,9 +7,9 @@ import pytest
 
 from rankscope.server.commands.notify import notify
 from tests.server.api.test_api import desynced
-from tests.support.api import get
-from tests.support.receivers import Hook
-from tests.support.service import Service, eventually
+from tests.support.servers.api import get
+from tests.support.servers.receivers import Hook
+from tests.support.servers.service import Service, eventually
 
 pytestmark = pytest.mark.e2e
 

@@ -10,10 +10,11 @@ from sqlalchemy import delete, func, select, update
 
 from rankscope.server.alerts.lifecycle import TIME_BASED
 from rankscope.server.evaluation.worker import Worker
-from rankscope.server.storage import evaluation, schema
-from rankscope.server.storage.engine import open_engine, reading, writing
+from rankscope.server.storage import schema
+from rankscope.server.storage.database.engine import open_engine, reading, writing
+from rankscope.server.storage.judgement import evaluation
 from tests.support.faultlab import ran
-from tests.support.service import eventually
+from tests.support.servers.service import eventually
 
 pytestmark = pytest.mark.e2e
 

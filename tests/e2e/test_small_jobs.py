@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from rankscope.agent.tripwires import SAMPLES
-from tests.support import small_jobs
-from tests.support.judged_job import judged_job
+from tests.support.jobs import small_jobs
+from tests.support.jobs.judged_job import judged_job
 
 pytestmark = pytest.mark.e2e
 

@@ -7,15 +7,15 @@ import subprocess
 import pytest
 
 from rankscope.server.demo.processes import RANKSCOPE
-from tests.support.browser import (
+from tests.support.jobs.ranks import EXAMPLE, TORCHRUN, printed_losses
+from tests.support.servers.browser import (
     HOW_TO_INSTALL,
     chromium,
     find_chromium,
     wait_until_drawn,
     watched_page,
 )
-from tests.support.ranks import EXAMPLE, TORCHRUN, printed_losses
-from tests.support.service import Service
+from tests.support.servers.service import Service
 
 pytestmark = pytest.mark.e2e
 

@@ -11,10 +11,10 @@ import pytest
 
 from rankscope.agent.wire import codec
 from rankscope.server.demo.processes import RANKSCOPE, Process, free_port
-from rankscope.server.storage.leases import preferred
-from tests.support import postgres as pg
-from tests.support.fixture_run import SyntheticRun
-from tests.support.service import eventually
+from rankscope.server.storage.judgement.leases import preferred
+from tests.support.runs.fixture_run import SyntheticRun
+from tests.support.servers import postgres as pg
+from tests.support.servers.service import eventually
 
 pytestmark = pytest.mark.e2e
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import unseen_jobs
-from tests.support.judged_job import judged_job
-from tests.support.unseen_jobs import AT, SUSPECT
+from tests.support.jobs import unseen_jobs
+from tests.support.jobs.judged_job import judged_job
+from tests.support.jobs.unseen_jobs import AT, SUSPECT
 
 pytestmark = pytest.mark.e2e
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ranks import started_ranks
-from tests.support.service import Service, eventually
+from tests.support.jobs.ranks import started_ranks
+from tests.support.servers.service import Service, eventually
 
 pytestmark = pytest.mark.e2e
 
-SCRIPT = Path(__file__).parents[1] / "support" / "unstepped_job.py"
+SCRIPT = Path(__file__).parents[1] / "support" / "jobs" / "unstepped_job.py"
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ranks import REPOSITORY, run_ranks
-from tests.support.service import Service
+from tests.support.jobs.ranks import REPOSITORY, run_ranks
+from tests.support.servers.service import Service
 
 pytestmark = pytest.mark.e2e
 
-SCRIPT = Path(__file__).parent.parent / "support" / "unwrapped.py"
+SCRIPT = Path(__file__).parent.parent / "support" / "jobs" / "unwrapped.py"
 ALONE = "The ranks train alone: the model is not wrapped, gradients are not reduced"
 OWN_SEEDS, NEVER = -1, 0
 

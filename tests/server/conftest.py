@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from rankscope.server.storage import migrate
-from rankscope.server.storage.engine import open_engine
-from tests.support import postgres as pg
+from rankscope.server.storage.database import migrate
+from rankscope.server.storage.database.engine import open_engine
+from tests.support.servers import postgres as pg
 
 _numbers = itertools.count()
 

@@ -14,11 +14,13 @@ from rankscope.server import cli
 from rankscope.server.app import create_app
 from rankscope.server.commands.db import db
 from rankscope.server.settings import Settings
-from rankscope.server.storage import evaluation, migrate, runs
-from rankscope.server.storage.engine import open_engine, writing
+from rankscope.server.storage.database import migrate
+from rankscope.server.storage.database.engine import open_engine, writing
+from rankscope.server.storage.judgement import evaluation
+from rankscope.server.storage.reading import runs
 from tests.support.incidents import RUN, alert
-from tests.support.serve_app import serve_app
-from tests.support.service import eventually
+from tests.support.servers.serve_app import serve_app
+from tests.support.servers.service import eventually
 
 
 def url(path):

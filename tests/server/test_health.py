@@ -16,9 +16,9 @@ from rankscope.server.app import create_app
 from rankscope.server.evaluation.budget import Budget, Overdue
 from rankscope.server.health import Failures, Health, Kept, Sparingly
 from rankscope.server.settings import Settings
-from tests.support.api import check_problem
-from tests.support.serve_app import serve_app
-from tests.support.service import eventually
+from tests.support.servers.api import check_problem
+from tests.support.servers.serve_app import serve_app
+from tests.support.servers.service import eventually
 
 PARTS = ("writer", "worker", "compactor", "lease", "watchdog")
 

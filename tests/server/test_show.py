@@ -16,8 +16,8 @@ from rankscope.server.commands.run_facts import load
 from rankscope.server.commands.terminal import mean_loss, sparkline
 from rankscope.server.commands.watch import _changes
 from rankscope.server.demo.processes import RANKSCOPE
-from tests.support.fixture_run import HOSTILE, SyntheticRun, post, wait_until_evaluated
-from tests.support.service import Service, eventually
+from tests.support.runs.fixture_run import HOSTILE, SyntheticRun, post, wait_until_evaluated
+from tests.support.servers.service import Service, eventually
 
 BROKEN = SyntheticRun(run="broken", ranks=20, steps=200, desync=(17, 37), buckets=4)
 HEALTHY = SyntheticRun(run="healthy", ranks=2, steps=120)

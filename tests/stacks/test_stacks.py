@@ -5,7 +5,7 @@ Not a part of `make test`: `make test-stacks` installs what they need and runs t
 
 import pytest
 
-from tests.support.service import Service
+from tests.support.servers.service import Service
 from tests.support.stacks import judged, keep, run, stacks
 
 pytestmark = [pytest.mark.stacks, pytest.mark.e2e]

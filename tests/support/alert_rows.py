@@ -2,8 +2,9 @@
 
 from sqlalchemy import delete, insert
 
-from rankscope.server.storage import alerts, schema
-from rankscope.server.storage.engine import writing
+from rankscope.server.storage import schema
+from rankscope.server.storage.database.engine import writing
+from rankscope.server.storage.judgement import alerts
 from tests.support.incidents import alert
 
 

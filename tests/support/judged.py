@@ -9,10 +9,11 @@ from pathlib import Path
 
 from rankscope.agent import wire
 from rankscope.server.evaluation.worker import Worker
-from rankscope.server.storage import migrate, runs
-from rankscope.server.storage.alerts import findings, list_alerts
-from rankscope.server.storage.engine import open_engine, reading, writing
-from rankscope.server.storage.ingest import store_batch
+from rankscope.server.storage.database import migrate
+from rankscope.server.storage.database.engine import open_engine, reading, writing
+from rankscope.server.storage.ingest.batches import store_batch
+from rankscope.server.storage.judgement.alerts import findings, list_alerts
+from rankscope.server.storage.reading import runs
 from rankscope.server.window import Alert, Check
 
 

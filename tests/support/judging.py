@@ -11,7 +11,7 @@ from rankscope.server.detectors.base import Detector
 from rankscope.server.detectors.runner import Evaluation
 from rankscope.server.detectors.settings import Effective
 from rankscope.server.window import Alert, Check
-from tests.support.scenarios import Scenario
+from tests.support.runs.scenarios import Scenario
 
 
 @dataclass(frozen=True)

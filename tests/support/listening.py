@@ -2,7 +2,9 @@
 
 import gc
 
-from rankscope.agent.probes import amp, clipping, loss_sources
+from rankscope.agent.probes.gradients import clipping
+from rankscope.agent.probes.loss import sources as loss_sources
+from rankscope.agent.probes.optimizer import amp
 from rankscope.agent.steps import hooks, joined
 
 

@@ -4,7 +4,7 @@ import math
 
 from rankscope.agent.model.tracked import Tracked
 from rankscope.agent.probes import PROBES, Context, StepFacts
-from rankscope.agent.probes.loss import Loss
+from rankscope.agent.probes.loss.training import Loss
 from rankscope.agent.schedule import Schedule
 from rankscope.agent.steps import hooks
 from rankscope.agent.steps.count import StepCount

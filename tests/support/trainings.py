@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.support.ending import end_at_once
+from tests.support.jobs.ending import end_at_once
 
 FEATURES, CLASSES, BATCH = 6, 3, 8
 

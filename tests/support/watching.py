@@ -8,7 +8,7 @@ from torch import nn
 
 from rankscope import agent
 from rankscope.agent.fingerprint import FingerprintPlan
-from tests.support.collector import Collector
+from tests.support.servers.collector import Collector
 
 ALWAYS = 10**9
 FEATURES, CLASSES = 6, 3

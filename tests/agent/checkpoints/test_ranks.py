@@ -11,9 +11,9 @@ import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from rankscope.agent.checkpoints.command import main
-from tests.support.ranks import run_ranks
+from tests.support.jobs.ranks import run_ranks
 
-JOB = Path(__file__).parents[2] / "support" / "checkpoint_job.py"
+JOB = Path(__file__).parents[2] / "support" / "jobs" / "checkpoint_job.py"
 RANKS = 3
 
 

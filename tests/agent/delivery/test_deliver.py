@@ -14,8 +14,8 @@ import pytest
 
 from rankscope.agent import wire
 from rankscope.agent.delivery.outcome import Accepted, Away, Refused, TooLarge
-from tests.support.collector import CLOSE, HANG, Collector, Reply, wait_until
-from tests.support.sending import Posting
+from tests.support.servers.collector import CLOSE, HANG, Collector, Reply, wait_until
+from tests.support.servers.sending import Posting
 
 DeliverTo = Callable[..., Posting]
 

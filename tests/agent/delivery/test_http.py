@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.agent.delivery.http import LARGEST_ANSWER, HttpClient, NoReply, Reply
-from tests.support.collector import wait_until
+from tests.support.servers.collector import wait_until
 
 USUAL = b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"accepted":1}'
 TAKEN = Reply(200, None, b'{"accepted":1}')

@@ -22,9 +22,9 @@ import pytest
 from rankscope.agent import wire
 from rankscope.agent.delivery.outcome import Accepted, Away
 from rankscope.agent.delivery.uploader import Uploader
-from tests.support.collector import Collector, Reply, wait_until
-from tests.support.sending import BODY, QUICK, Posting, Rank, everything_arrived
-from tests.support.uploaders import uploaders
+from tests.support.servers.collector import Collector, Reply, wait_until
+from tests.support.servers.sending import BODY, QUICK, Posting, Rank, everything_arrived
+from tests.support.servers.uploaders import uploaders
 
 # The uploader has the lowest priority: on a busy machine it may take seconds to answer.
 LONG_SECONDS = 30.0

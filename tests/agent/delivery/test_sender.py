@@ -16,8 +16,8 @@ from rankscope.agent.delivery.queue import BatchQueue
 from rankscope.agent.delivery.records import Records
 from rankscope.agent.delivery.sync import sync
 from rankscope.agent.launcher import Identity
-from tests.support.collector import CLOSE, HANG, LOSE, Collector, Reply, wait_until
-from tests.support.sending import QUICK, Rank, everything_arrived
+from tests.support.servers.collector import CLOSE, HANG, LOSE, Collector, Reply, wait_until
+from tests.support.servers.sending import QUICK, Rank, everything_arrived
 
 # --------------------------------------------------------------------------- with a good server
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rankscope.agent.delivery.sync import sync
-from tests.support.collector import CLOSE, HANG, Collector, Reply, wait_until
-from tests.support.sending import QUICK, Rank, everything_arrived
+from tests.support.servers.collector import CLOSE, HANG, Collector, Reply, wait_until
+from tests.support.servers.sending import QUICK, Rank, everything_arrived
 
 
 @pytest.mark.parametrize("reply", [HANG, Reply(status=503), CLOSE])

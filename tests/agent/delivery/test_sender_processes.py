@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.agent.delivery.sync import sync
-from tests.support.collector import HANG, Collector
+from tests.support.servers.collector import HANG, Collector
 
 # A trainer without torch: publishes three steps and says so; then `END` happens.
 TRAINER = """

@@ -12,8 +12,8 @@ from rankscope.agent.delivery.records import ENTRIES_A_GO, Records
 from rankscope.agent.delivery.sender import Sender
 from rankscope.agent.launcher import Identity
 from rankscope.agent.options import Options
-from tests.support.collector import Collector, Reply
-from tests.support.sending import Rank, everything_arrived
+from tests.support.servers.collector import Collector, Reply
+from tests.support.servers.sending import Rank, everything_arrived
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from rankscope.agent import wire
 from rankscope.agent.cli import main
 from rankscope.agent.delivery.spool import SpoolFolder, folder_of
 from rankscope.agent.delivery.sync import sync
-from tests.support.collector import LOSE, Collector, Reply
+from tests.support.servers.collector import LOSE, Collector, Reply
 
 
 @pytest.fixture

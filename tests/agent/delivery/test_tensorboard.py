@@ -16,7 +16,7 @@ from rankscope.agent.delivery.sender import Sender
 from rankscope.agent.delivery.tensorboard import EventWriter
 from rankscope.agent.launcher import Identity
 from rankscope.agent.options import Options
-from tests.support.collector import Collector
+from tests.support.servers.collector import Collector
 
 loader: Any = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
 

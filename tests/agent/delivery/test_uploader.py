@@ -20,10 +20,10 @@ from rankscope.agent.delivery import uploader as uploader_module
 from rankscope.agent.delivery.http import LARGEST_ANSWER, NoReply, Reply
 from rankscope.agent.delivery.outcome import Accepted, Away
 from rankscope.agent.delivery.uploader import Uploader, UploaderLost, can_be_started
-from tests.support import collector as collectors
-from tests.support.collector import HANG, Collector, wait_until
-from tests.support.sending import BODY, Posting
-from tests.support.uploaders import uploaders
+from tests.support.servers import collector as collectors
+from tests.support.servers.collector import HANG, Collector, wait_until
+from tests.support.servers.sending import BODY, Posting
+from tests.support.servers.uploaders import uploaders
 
 DeliverTo = Callable[..., Posting]
 HEADERS = {"Content-Type": wire.CONTENT_TYPE, "Authorization": "Bearer s3cret"}
@@ -355,7 +355,7 @@ from rankscope.agent.delivery.pace import Pace
 from rankscope.agent.delivery.sender import Sender
 
 sys.path.insert(0, sys.argv[3])
-from tests.support.uploaders import uploaders
+from tests.support.servers.uploaders import uploaders
 
 # A shell that starts something in the background has it ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)

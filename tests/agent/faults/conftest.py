@@ -16,7 +16,7 @@ from rankscope.agent.delivery import process_exit, sender
 from rankscope.agent.delivery.pace import Pace
 from rankscope.agent.wire import Event
 from tests.support import listening, saboteur
-from tests.support.collector import Collector
+from tests.support.servers.collector import Collector
 
 CLOSE_SECONDS = 5.0
 # For a machine that has other things to do than to wake us up in time.

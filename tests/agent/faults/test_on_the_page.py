@@ -12,7 +12,7 @@ from rankscope.agent import wire
 from rankscope.agent.delivery.tensorboard import EventWriter
 from rankscope.agent.probes import Parameters
 from tests.support import saboteur
-from tests.support.service import Service, eventually
+from tests.support.servers.service import Service, eventually
 
 pytestmark = pytest.mark.contained
 

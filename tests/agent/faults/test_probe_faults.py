@@ -10,7 +10,7 @@ import pytest
 
 from rankscope.agent import probes
 from rankscope.agent.probes import PROBES, Probe
-from rankscope.agent.probes.parameters import Parameters
+from rankscope.agent.probes.parameters.trained import Parameters
 from tests.support import saboteur
 
 pytestmark = pytest.mark.contained

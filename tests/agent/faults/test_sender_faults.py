@@ -28,7 +28,7 @@ from rankscope.agent.delivery.queue import BatchQueue
 from rankscope.agent.delivery.records import Records
 from rankscope.agent.monitor import Monitor
 from tests.support import saboteur
-from tests.support.collector import wait_until
+from tests.support.servers.collector import wait_until
 
 SLACK_SECONDS = 0.5
 

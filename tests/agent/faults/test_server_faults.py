@@ -15,7 +15,7 @@ from rankscope.agent.delivery.outcome import Away
 from rankscope.agent.delivery.spool import folders_below
 from rankscope.agent.delivery.sync import sync
 from tests.support import saboteur
-from tests.support.collector import HANG, Collector, wait_until
+from tests.support.servers.collector import HANG, Collector, wait_until
 
 
 @pytest.mark.alone

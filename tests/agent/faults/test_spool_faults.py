@@ -14,7 +14,7 @@ import pytest
 from rankscope.agent.delivery import spool
 from rankscope.agent.delivery.spool import SpoolFolder
 from tests.support import saboteur
-from tests.support.collector import wait_until
+from tests.support.servers.collector import wait_until
 
 
 def full(path, mode="r", *args, **kwargs):
@@ -186,7 +186,7 @@ def test_no_more_files_may_be_opened(house):
 def test_no_memory_is_left(house):
     """Address space for the trainer, and none for what the agent wants to have."""
     limit = (
-        "from rankscope.agent.probes.parameters import Parameters\n"
+        "from rankscope.agent.probes.parameters.trained import Parameters\n"
         "from rankscope.agent import wire\n"
         "import numpy\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"

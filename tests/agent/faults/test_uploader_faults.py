@@ -13,8 +13,8 @@ import pytest
 from rankscope.agent.delivery import sender, uploader
 from rankscope.agent.delivery.uploader import Uploader
 from tests.support import saboteur
-from tests.support.collector import wait_until
-from tests.support.uploaders import uploaders
+from tests.support.servers.collector import wait_until
+from tests.support.servers.uploaders import uploaders
 
 SLACK_SECONDS = 0.5
 

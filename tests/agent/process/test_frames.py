@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from rankscope.agent.process import frames
-from tests.support import walks_while_it_runs
+from tests.support.jobs import walks_while_it_runs
 
 
 def test_a_thread_that_runs_is_read_at_one_moment():

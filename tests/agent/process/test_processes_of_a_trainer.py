@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from rankscope import agent
 from rankscope.agent.delivery.sync import sync
-from tests.support.collector import HANG, Collector
+from tests.support.servers.collector import HANG, Collector
 
 PRELUDE = """
 import os, sys

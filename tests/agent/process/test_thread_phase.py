@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from rankscope.agent.delivery.process_exit import Once
 from rankscope.agent.process.thread_phase import phase_of, place_of, stacks_of
-from tests.support import waits_for_worker
-from tests.support.collector import wait_until
-from tests.support.second_rank import come_when_signalled, join
+from tests.support.jobs import waits_for_worker
+from tests.support.jobs.second_rank import come_when_signalled, join
+from tests.support.servers.collector import wait_until
 from tests.support.watching import Watching
 
 LONGEST = 30

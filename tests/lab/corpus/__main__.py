@@ -21,7 +21,7 @@ from rankscope.server.detectors.runner import Evaluation
 from rankscope.server.detectors.settings import Effective
 from tests.lab.corpus import recorded, table
 from tests.lab.corpus.families import FAULTY, HEALTHY
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 TRACES = Path(__file__).parents[3] / "tests" / "server" / "detectors" / "traces"
 

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from rankscope.agent.probes import rows
+from rankscope.agent.probes.data import rows
 from rankscope.agent.wire import SAMPLE_DIGESTS
 from tests.lab.corpus.training import Recipe
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 
 def fed(trace: Trace, recipe: Recipe) -> Trace:

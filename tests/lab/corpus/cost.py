@@ -18,7 +18,7 @@ from rankscope.server.comparison import compare
 from rankscope.server.detectors import build
 from rankscope.server.detectors.runner import Evaluation
 from rankscope.server.window import Comparison
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 
 def run(ranks: int, steps: int) -> Trace:

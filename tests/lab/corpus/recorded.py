@@ -21,7 +21,7 @@ from rankscope.server.detectors.settings import Effective, Overrides, effective
 from tests.lab.corpus import basics, training, watched
 from tests.lab.corpus.batches import fed
 from tests.lab.corpus.families import FAULTY, HEALTHY, MODULES, PROFILES
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 _KEY = "recorded_by"
 

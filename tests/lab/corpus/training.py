@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 Objective = Callable[[nn.Module, Batch], tuple[torch.Tensor, int | None]]

@@ -12,7 +12,7 @@ import numpy as np
 from rankscope.server.detectors import build
 from rankscope.server.detectors.settings import Effective
 from tests.support.judging import Judgement, judge, verdict
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 FACTORS = (1e-3, 1e3)
 # Of this number of steps one is logged.

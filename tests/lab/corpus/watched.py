@@ -13,7 +13,7 @@ from torch import nn
 from rankscope.agent import wire
 from rankscope.server.window import LayerNumbers, Reduction
 from tests.lab.corpus.training import SAMPLED, Recipe, train
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 # Samples over which a unit has to be idle; as in the agent's probe.
 _LASTING = 512

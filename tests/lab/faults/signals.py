@@ -14,7 +14,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from rankscope.server.storage.packing import unpack_steps
+from rankscope.server.storage.database.packing import unpack_steps
 
 Points = dict[int, dict[int, str]]  # step -> rank -> text
 

@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 
 from rankscope.server.gate.gate import gate
-from tests.support.service import Service
+from tests.support.servers.service import Service
 
 KINDS = {"good": 100, "noisier": 200, "slow": 300, "halting": 400}
 BASELINE = 10
@@ -60,7 +60,7 @@ def train(service: Service, wanted: list[str], folder: str) -> None:
     """Trains the runs, and waits until they have been judged."""
     began = time.monotonic()
     subprocess.run(
-        [sys.executable, "-P", "-m", "tests.support.seeds_job", *wanted],
+        [sys.executable, "-P", "-m", "tests.support.jobs.seeds_job", *wanted],
         env={
             **os.environ,
             "PYTHONPATH": str(Path(__file__).parents[3]),

@@ -4,7 +4,7 @@ import pytest
 
 from rankscope.server.app import create_app
 from rankscope.server.settings import Settings
-from tests.support.serve_app import serve_app
+from tests.support.servers.serve_app import serve_app
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.alert_rows import add_run, put_alert
-from tests.support.api import check_problem, get
+from tests.support.servers.api import check_problem, get
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from rankscope.agent import wire
 from rankscope.server.app import create_app
 from rankscope.server.settings import Settings
 from rankscope.server.storage import schema
-from rankscope.server.storage.engine import writing
-from tests.support.api import MSGPACK, batch, column, get, post
-from tests.support.collector import wait_until
-from tests.support.fixture_run import SyntheticRun
-from tests.support.serve_app import serve_app
+from rankscope.server.storage.database.engine import writing
+from tests.support.runs.fixture_run import SyntheticRun
+from tests.support.servers.api import MSGPACK, batch, column, get, post
+from tests.support.servers.collector import wait_until
+from tests.support.servers.serve_app import serve_app
 
 
 def test_points_posted_are_points_read(client):

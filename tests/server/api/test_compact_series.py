@@ -9,7 +9,7 @@ import pytest
 from rankscope.agent import wire
 from rankscope.server.app import create_app
 from rankscope.server.settings import Settings
-from tests.support.serve_app import serve_app
+from tests.support.servers.serve_app import serve_app
 
 BINARY = {"Accept": "application/msgpack"}
 PATH = "/api/v1/runs/otter/series"

@@ -10,10 +10,10 @@ from sqlalchemy import event
 
 from rankscope.server.api.compare import compare
 from rankscope.server.api.problems import Problem
-from rankscope.server.storage import migrate
-from rankscope.server.storage.engine import open_engine, writing
-from rankscope.server.storage.ingest import store_batch
-from tests.support.api import batch, column
+from rankscope.server.storage.database import migrate
+from rankscope.server.storage.database.engine import open_engine, writing
+from rankscope.server.storage.ingest.batches import store_batch
+from tests.support.servers.api import batch, column
 
 # Some count tokens or samples as steps.
 STEPS = [0, 10**6, 3 * 10**12, 3 * 10**12 + 7]

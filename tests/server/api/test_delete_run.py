@@ -3,9 +3,9 @@
 from sqlalchemy import update
 
 from rankscope.server.storage import schema
-from rankscope.server.storage.engine import writing
+from rankscope.server.storage.database.engine import writing
 from tests.support.alert_rows import add_run, put_alert
-from tests.support.api import check_problem, get
+from tests.support.servers.api import check_problem, get
 
 
 def is_now(app, state):

@@ -14,9 +14,9 @@ from rankscope.server.detectors import DETECTORS
 from rankscope.server.evaluation.detector_settings import Given, read_file
 from rankscope.server.settings import Settings
 from rankscope.server.storage import schema
-from rankscope.server.storage.engine import open_engine, writing
-from tests.support.scenarios import spikes
-from tests.support.serve_app import serve_app
+from rankscope.server.storage.database.engine import open_engine, writing
+from tests.support.runs.scenarios import spikes
+from tests.support.servers.serve_app import serve_app
 
 LOSS = spikes(0, at=[250, 251, 252]).series["loss"]
 SPIKE = "loss.spike"

@@ -9,7 +9,7 @@ from rankscope.agent import wire
 from rankscope.dashboard import pages
 from rankscope.server.app import create_app
 from rankscope.server.settings import Settings
-from tests.support.serve_app import serve_app
+from tests.support.servers.serve_app import serve_app
 
 MSGPACK = {"Content-Type": wire.CONTENT_TYPE}
 PATH = "/api/v1/ingest"

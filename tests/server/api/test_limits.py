@@ -7,7 +7,7 @@ import pytest
 
 from rankscope.agent import wire
 from rankscope.agent.wire import limits
-from tests.support.api import MSGPACK, batch, check_problem, column, get, post
+from tests.support.servers.api import MSGPACK, batch, check_problem, column, get, post
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import inspect, select, text
 
-from rankscope.server.storage import migrate, schema
-from rankscope.server.storage.engine import open_engine
+from rankscope.server.storage import schema
+from rankscope.server.storage.database import migrate
+from rankscope.server.storage.database.engine import open_engine
 from tests.server.api.test_api import desynced, evaluated
-from tests.support.api import check_problem, get
-from tests.support.collector import wait_until
+from tests.support.servers.api import check_problem, get
+from tests.support.servers.collector import wait_until
 
 KIND = "desync.parameters"
 SILENCES = "/api/v1/runs/otter/silences"

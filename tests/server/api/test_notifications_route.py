@@ -5,13 +5,13 @@ import time
 import pytest
 
 from rankscope.server.notifications import transports
-from rankscope.server.storage import notifications
-from rankscope.server.storage.engine import reading, writing
-from rankscope.server.storage.notifications import Notification
-from rankscope.server.storage.visibility import limited_to
+from rankscope.server.storage.access.visibility import limited_to
+from rankscope.server.storage.database.engine import reading, writing
+from rankscope.server.storage.judgement import notifications
+from rankscope.server.storage.judgement.notifications import Notification
 from tests.support.alert_rows import add_run, put_alert
-from tests.support.api import check_problem, get
-from tests.support.receivers import hook
+from tests.support.servers.api import check_problem, get
+from tests.support.servers.receivers import hook
 
 
 @pytest.fixture

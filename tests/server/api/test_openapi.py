@@ -7,8 +7,8 @@ import pytest
 
 from rankscope.server.app import create_app
 from rankscope.server.settings import Settings
-from tests.support.fixture_run import SyntheticRun, post, wait_until_evaluated
-from tests.support.serve_app import serve_app
+from tests.support.runs.fixture_run import SyntheticRun, post, wait_until_evaluated
+from tests.support.servers.serve_app import serve_app
 
 # What an answer is held to. Its time is not: machines are shared.
 CHECKS = "not_a_server_error,status_code_conformance,response_schema_conformance"

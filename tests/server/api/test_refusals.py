@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from rankscope.agent import wire
-from tests.support.api import MSGPACK, batch, check_problem, column, get, post
+from tests.support.servers.api import MSGPACK, batch, check_problem, column, get, post
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,12 @@ from rankscope.server.api import guard, stream
 from rankscope.server.app import create_app
 from rankscope.server.gate.gate import gate
 from rankscope.server.settings import Settings
-from rankscope.server.storage import migrate, tokens
-from rankscope.server.storage.engine import open_engine, reading, writing
+from rankscope.server.storage.access import tokens
+from rankscope.server.storage.database import migrate
+from rankscope.server.storage.database.engine import open_engine, reading, writing
 from tests.server.api.test_api import desynced, evaluated
-from tests.support.api import MSGPACK, batch, check_problem, column, get
-from tests.support.serve_app import serve_app
+from tests.support.servers.api import MSGPACK, batch, check_problem, column, get
+from tests.support.servers.serve_app import serve_app
 
 # Whoever may reach the server may ask for these.
 OPEN = {"/healthz", "/readyz", "/openapi.json", "/docs", "/login", "/logout"}

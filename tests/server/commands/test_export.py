@@ -16,7 +16,7 @@ import pytest
 from rankscope.agent import wire
 from rankscope.server.commands import export as command
 from rankscope.server.commands.export import export
-from tests.support.service import Service
+from tests.support.servers.service import Service
 
 # More steps than one question takes; a third, so that no float32 holds the values.
 LONG = 45_000

@@ -10,7 +10,7 @@ import pytest
 from rankscope.agent.delivery.tensorboard import EventWriter
 from rankscope.server.commands.export import export
 from rankscope.server.commands.importing import import_
-from tests.support.service import Service, eventually
+from tests.support.servers.service import Service, eventually
 
 tensorboard = pytest.importorskip("torch.utils.tensorboard")
 

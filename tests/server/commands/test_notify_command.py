@@ -6,10 +6,11 @@ import pytest
 
 from rankscope.server import cli
 from rankscope.server.commands.notify import notify
-from rankscope.server.storage import migrate, notifications
-from rankscope.server.storage.engine import open_engine, writing
+from rankscope.server.storage.database import migrate
+from rankscope.server.storage.database.engine import open_engine, writing
+from rankscope.server.storage.judgement import notifications
 from tests.support.alert_rows import add_run, put_alert
-from tests.support.receivers import Hook, hook
+from tests.support.servers.receivers import Hook, hook
 
 
 @pytest.fixture

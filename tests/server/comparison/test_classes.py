@@ -3,7 +3,7 @@
 import numpy as np
 
 from rankscope.server.comparison import compare
-from tests.support.chain import chain
+from tests.support.runs.chain import chain
 
 
 def digests(ranks, *values):

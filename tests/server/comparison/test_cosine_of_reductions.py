@@ -7,7 +7,7 @@ import pytest
 
 from rankscope.server.comparison import conservation
 from rankscope.server.comparison.compare import LabelledTable
-from tests.support.chain import chain
+from tests.support.runs.chain import chain
 
 
 def cosines(**how):

@@ -6,7 +6,7 @@ import pytest
 from rankscope.agent import wire
 from rankscope.server.evaluation.align import Aligner
 from rankscope.server.window import FingerprintPart, LivenessPart, NewData, RankLiveness
-from tests.support.columns import of_rank
+from tests.support.runs.columns import of_rank
 
 NAMES = ("norm", "column")
 TABLES = {

@@ -8,7 +8,7 @@ from rankscope.server.comparison.replicas import Replicas
 from rankscope.server.evaluation import snapshot
 from rankscope.server.evaluation.align import Aligner
 from rankscope.server.window import FingerprintPart, LivenessPart, NewData, RankLiveness
-from tests.support.columns import of_rank
+from tests.support.runs.columns import of_rank
 
 EVERYONE = np.arange(4)
 

@@ -7,7 +7,7 @@ from rankscope.agent import wire
 from rankscope.server.comparison.replicas import REPLICATED, Replicas
 from rankscope.server.evaluation.align import Aligner
 from rankscope.server.window import FingerprintPart, LivenessPart, NewData, RankLiveness
-from tests.support.columns import of_rank
+from tests.support.runs.columns import of_rank
 
 
 def table(*names, shards=None):

@@ -9,7 +9,7 @@ from rankscope.agent.fingerprint.portable import sketch
 from rankscope.server.comparison.shared_tensors import _is_constant
 from rankscope.server.evaluation.align import Aligner
 from rankscope.server.window import FingerprintPart, LivenessPart, NewData, RankLiveness
-from tests.support.columns import of_rank
+from tests.support.runs.columns import of_rank
 
 GRADIENT = "reduced_gradient"
 

@@ -7,7 +7,7 @@ import torch
 
 from rankscope.server.demo.faults import FAULTS, Injection
 from rankscope.server.demo.injection import INJECTORS
-from tests.support.ranks import run_ranks
+from tests.support.jobs.ranks import run_ranks
 
 RANK, STEP, TENSOR = 1, 3, "hidden.weight"
 TRAINED = ("none", "skipped-allreduce", "bitflip", "unsynced-start")

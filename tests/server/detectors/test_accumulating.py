@@ -6,7 +6,7 @@ import pytest
 from rankscope.server.detectors.gradient.accumulating import GradientAccumulating
 from rankscope.server.window import Reduction
 from tests.support.judging import judge
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 RANKS, STEPS, AT = 4, 40, 20
 

@@ -8,9 +8,9 @@ from rankscope.server.detectors.metric.anomaly import MetricAnomaly
 from rankscope.server.detectors.metric.series import is_asked, is_clock, is_logged
 from rankscope.server.detectors.rank.loss_outlier import RankLossOutlier
 from tests.support.judging import judge
-from tests.support.logged import logged
-from tests.support.scenarios import recorded
-from tests.support.traces import Trace
+from tests.support.runs.logged import logged
+from tests.support.runs.scenarios import recorded
+from tests.support.runs.traces import Trace
 
 # Healthy courses of a user's series, and what a warning would have to be mistaken for.
 COURSES = ("none", "smoothed", "drifts", "phases")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rankscope.server.detectors.desync.progress import Progress
-from tests.support.scenarios import noise
+from tests.support.runs.scenarios import noise
 
 
 def found(begins):

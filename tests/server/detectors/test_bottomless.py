@@ -7,7 +7,7 @@ from rankscope.server.detectors.loss.diverging import LossDiverging
 from rankscope.server.detectors.profiles import TURNS
 from rankscope.server.window import Occurrence
 from tests.support.judging import judge
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 STEPS = 400
 EACH = np.arange(STEPS)

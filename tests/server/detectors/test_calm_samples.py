@@ -7,7 +7,7 @@ import pytest
 
 from rankscope.server.detectors.rank import RankGradientOutlier
 from tests.support.judging import judge
-from tests.support.timings import norms
+from tests.support.runs.timings import norms
 
 STEPS = 700
 # As an agent samples, at every step at first, then at ever fewer.

@@ -8,7 +8,7 @@ import yaml
 
 from rankscope.server.detectors import DETECTORS
 from tests.support.judging import judge
-from tests.support.scenarios import GENERATORS
+from tests.support.runs.scenarios import GENERATORS
 
 CASES = Path(__file__).parent / "cases"
 BY_NAME = {detector.__name__: detector for detector in DETECTORS}

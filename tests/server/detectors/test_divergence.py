@@ -9,10 +9,10 @@ from rankscope.server.detectors import build
 from rankscope.server.detectors.desync import Desync
 from rankscope.server.detectors.desync.incident import Growth
 from rankscope.server.window import Comparison, Series, TensorDifference, Window
-from tests.support.chain import chain
 from tests.support.judging import judge
-from tests.support.replicas import apart
-from tests.support.traces import Trace
+from tests.support.runs.chain import chain
+from tests.support.runs.replicas import apart
+from tests.support.runs.traces import Trace
 
 
 def test_the_alert_says_more_once_more_is_known():

@@ -8,7 +8,7 @@ import pytest
 from rankscope.server.detectors.loss.diverging import LossDiverging
 from rankscope.server.detectors.rate.high import RateTooHigh
 from tests.support.judging import judge
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 TRACE = Path("tests/server/detectors/traces/F43-demo-lr-x30.npz")
 

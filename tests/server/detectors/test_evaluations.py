@@ -6,7 +6,7 @@ import pytest
 
 from rankscope.server.detectors.generalization import GeneralizationGap
 from tests.support.judging import judge
-from tests.support.scenarios import recorded
+from tests.support.runs.scenarios import recorded
 
 _SERIES = {"eval/loss", "eval/accuracy"}
 

@@ -7,8 +7,8 @@ import pytest
 
 from rankscope.server.detectors.data import BatchShared, RandomDiverged
 from rankscope.server.window import Series
-from tests.support.chain import chain
 from tests.support.judging import judge
+from tests.support.runs.chain import chain
 
 # Ranks 2 and 3 work on one batch together, as do 0 and 1; from here on rank 2 goes its own way.
 AT, STEPS, SELDOM = 100, 420, 16

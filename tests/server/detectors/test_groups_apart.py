@@ -5,7 +5,7 @@ import pytest
 
 from rankscope.server.detectors.update import UpdateRatio
 from tests.support.judging import judge
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 STEPS = 200
 EACH = np.arange(STEPS)

@@ -16,9 +16,9 @@ from rankscope.server.detectors.loss import (
 from rankscope.server.detectors.rank import RankLossOutlier, RankSilent
 from rankscope.server.window import Series, Window
 from tests.support.judging import judge
-from tests.support.liveness import Timeline, silence
-from tests.support.scenarios import noise, recorded, spikes, swinging, two_sides
-from tests.support.traces import Trace
+from tests.support.runs.liveness import Timeline, silence
+from tests.support.runs.scenarios import noise, recorded, spikes, swinging, two_sides
+from tests.support.runs.traces import Trace
 
 
 def trace(loss, **series):

@@ -5,7 +5,7 @@ import pytest
 
 from rankscope.server.detectors.data import DataOutlier
 from tests.support.judging import judge
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 
 def sizes(*, ranks=4, steps=160, scatter=0.01, levels=None, seed=0, loss=None):

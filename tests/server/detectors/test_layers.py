@@ -18,7 +18,14 @@ from rankscope.server.detectors.gradient import GradientVanishing
 from rankscope.server.detectors.layer import LayerDead
 from rankscope.server.detectors.update import UpdateRatio
 from tests.support.judging import judge
-from tests.support.layered import NAMES, TENSORS, compressed, layered, noisy_gradients, odd_batches
+from tests.support.runs.layered import (
+    NAMES,
+    TENSORS,
+    compressed,
+    layered,
+    noisy_gradients,
+    odd_batches,
+)
 
 OURS = (LayerDead, GradientVanishing, UpdateRatio, BatchNoise, CompressionError, DataOutlier)
 

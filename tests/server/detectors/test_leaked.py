@@ -2,7 +2,7 @@
 
 from rankscope.server.detectors.data.leaked import TargetsLeaked
 from tests.support.judging import judge
-from tests.support.phases import next_tokens
+from tests.support.runs.phases import next_tokens
 
 
 def test_it_does_not_depend_on_what_came_after():

@@ -7,7 +7,7 @@ from rankscope.server.detectors.loss.diverging import LossDiverging
 from rankscope.server.detectors.loss.sign import LossSign
 from rankscope.server.detectors.loss.spike import LossSpike
 from tests.support.judging import judge
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 STEPS = 200
 

@@ -6,7 +6,7 @@ import pytest
 from rankscope.server.detectors.data.imbalanced import Imbalanced
 from rankscope.server.detectors.rank.loss_outlier import RankLossOutlier
 from tests.support.judging import judge
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 STEPS = 160
 SIZES = np.array([64.0, 64.0, 64.0, 8.0])

@@ -6,7 +6,7 @@ import pytest
 from rankscope.server.detectors.mode import EvaluationMode
 from rankscope.server.window import Occurrence
 from tests.support.judging import judge
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 STEPS = 60
 

@@ -4,7 +4,7 @@ import pytest
 
 from rankscope.server.detectors.mode_settings import ModeSettings
 from tests.support.judging import judge
-from tests.support.phases import module_settings
+from tests.support.runs.phases import module_settings
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 
 from rankscope.server.detectors.generalization.gap import GeneralizationGap
 from tests.support.judging import judge
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 STEPS, EVERY, CONSTANT = 300, 50, 2.3
 

@@ -7,9 +7,9 @@ import yaml
 
 from rankscope.server.window import Status
 from tests.server.detectors.test_cases import BY_NAME, load
-from tests.support.alone import Alone
 from tests.support.judging import judge
-from tests.support.scenarios import GENERATORS
+from tests.support.runs.alone import Alone
+from tests.support.runs.scenarios import GENERATORS
 
 OTHERS = re.compile(r"\b(every|each|all \d+|other|no other|another) rank\b|\branks\b", re.I)
 

@@ -5,7 +5,7 @@ import pytest
 
 from rankscope.server.detectors.gradient.nonfinite import GradientNonFinite
 from tests.support.judging import judge
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 STEPS, AT = 80, 60
 

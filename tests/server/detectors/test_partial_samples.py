@@ -9,8 +9,8 @@ from rankscope.server.comparison import compare
 from rankscope.server.detectors.desync import Buffers, Desync, Progress
 from rankscope.server.window import Comparison, TensorDifference
 from tests.support.judging import judge
-from tests.support.replicas import apart
-from tests.support.traces import Trace
+from tests.support.runs.replicas import apart
+from tests.support.runs.traces import Trace
 
 
 def of_ranks(comparison, *ranks):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rankscope.agent import wire
-from tests.support.service import Service, eventually
+from tests.support.servers.service import Service, eventually
 
 DOCS = Path(__file__).parents[3] / "docs" / "detector-settings.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", DOCS.read_text(encoding="utf-8"), flags=re.M | re.S)

@@ -8,9 +8,9 @@ from rankscope.server.detectors.base import Reach
 from rankscope.server.detectors.gradient import GradientAccumulating
 from rankscope.server.detectors.reach import Recorded
 from rankscope.server.window import Status
-from tests.support.courses import zeros
 from tests.support.judging import judge
-from tests.support.traces import Trace
+from tests.support.runs.courses import zeros
+from tests.support.runs.traces import Trace
 
 ZERO = zeros(0)
 

@@ -13,7 +13,7 @@ from rankscope.server.detectors.settings import effective, read
 from rankscope.server.window import Check, Occurrence, Series, Status, Window
 from tests.support.incidents import finding
 from tests.support.judging import judge
-from tests.support.scenarios import recorded
+from tests.support.runs.scenarios import recorded
 
 KINDS = ("loss.diverging", "loss.oscillating", "loss.nonfinite")
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from rankscope.server.detectors import DETECTORS, build
 from rankscope.server.detectors.settings import Overrides, effective
-from tests.support.chain import chain
 from tests.support.judging import judge, verdict
-from tests.support.replicas import apart
-from tests.support.scenarios import GENERATORS, TRACES, recorded
+from tests.support.runs.chain import chain
+from tests.support.runs.replicas import apart
+from tests.support.runs.scenarios import GENERATORS, TRACES, recorded
 
 # Training that went well, and one training for every sort of fault.
 RECORDED = [path.stem for path in sorted(TRACES.glob("*.npz"))]

@@ -11,8 +11,8 @@ from rankscope.server.detectors.desync import Desync
 from rankscope.server.detectors.desync.versions import VersionFacts, Versions
 from rankscope.server.window import Series, Window
 from tests.support.judging import judge
-from tests.support.timings import averages
-from tests.support.traces import Trace
+from tests.support.runs.timings import averages
+from tests.support.runs.traces import Trace
 
 EVERYONE = np.arange(4)
 

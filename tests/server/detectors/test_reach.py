@@ -11,7 +11,7 @@ from rankscope.server.detectors.loss.spike import SpikePolicy
 from rankscope.server.detectors.rate import RateTooHigh
 from rankscope.server.window import Status
 from tests.support.judging import judge
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 RANKS = 2
 

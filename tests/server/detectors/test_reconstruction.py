@@ -5,7 +5,7 @@ import pytest
 
 from rankscope.server.detectors.layer import LayerDead
 from tests.support.judging import judge
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 STEPS = 400
 

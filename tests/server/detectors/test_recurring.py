@@ -6,7 +6,7 @@ import pytest
 from rankscope.server.detectors.beats import beat, tail
 from rankscope.server.detectors.rank import RankGradientOutlier
 from tests.support.judging import judge
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 SAMPLES = 600
 

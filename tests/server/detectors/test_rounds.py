@@ -7,8 +7,8 @@ from rankscope.server.detectors.desync.detector import Desync
 from rankscope.server.detectors.rank import RankStarved, RankStraggler
 from rankscope.server.window import Comparison
 from tests.support.judging import judge
-from tests.support.scenarios import GENERATORS
-from tests.support.traces import Trace
+from tests.support.runs.scenarios import GENERATORS
+from tests.support.runs.traces import Trace
 
 RANKS, STEPS, EVERY, STEP = 4, 480, 8, 0.025
 

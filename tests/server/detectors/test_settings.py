@@ -16,8 +16,8 @@ from rankscope.server.detectors.settings import (
     read,
 )
 from tests.support.judging import judge
-from tests.support.replicas import apart
-from tests.support.scenarios import recorded, spikes
+from tests.support.runs.replicas import apart
+from tests.support.runs.scenarios import recorded, spikes
 
 JUMPS = spikes(0, at=[250, 251, 252])
 

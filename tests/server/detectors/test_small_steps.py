@@ -5,7 +5,7 @@ import pytest
 
 from rankscope.server.detectors.rate import RateTooLow
 from tests.support.judging import judge, verdict
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 STEPS = 440
 

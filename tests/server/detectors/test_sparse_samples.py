@@ -10,7 +10,7 @@ import pytest
 from rankscope.server.detectors.data import BatchShared, Imbalanced
 from rankscope.server.window import Series, Window
 from tests.support.judging import judge
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 STEPS = 700
 # As an agent samples, at every step at first, then at ever fewer.

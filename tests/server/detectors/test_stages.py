@@ -6,7 +6,7 @@ import pytest
 from rankscope.server.detectors.reduction import ReductionWrong
 from rankscope.server.window import Reduction
 from tests.support.judging import judge
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 STEPS = 30
 

@@ -5,7 +5,7 @@ import pytest
 
 from rankscope.server.detectors.loss import LossNonFinite
 from tests.support.judging import judge
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 
 @pytest.mark.parametrize(("lasts", "lost"), [(1, False), (40, True)])

@@ -8,7 +8,7 @@ from rankscope.server.detectors.loss.diverging import LossDiverging
 from rankscope.server.detectors.loss.oscillating import LossOscillating
 from rankscope.server.detectors.tasks import Tasks
 from tests.support.judging import judge, verdict
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 STEPS = np.arange(400)
 

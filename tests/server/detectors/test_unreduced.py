@@ -5,7 +5,7 @@ import pytest
 
 from rankscope.server.detectors.reduction import ReductionWrong
 from tests.support.judging import judge
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 
 def alerts(left, cuts):

@@ -6,7 +6,7 @@ import pytest
 from rankscope.server.detectors.data import Overlap, Replayed
 from rankscope.server.detectors.visits import Visits
 from tests.support.judging import judge
-from tests.support.traces import Trace
+from tests.support.runs.traces import Trace
 
 STEPS = 200
 

@@ -11,7 +11,7 @@ from rankscope.agent import wire
 from rankscope.server.evaluation.align import Aligner
 from rankscope.server.evaluation.frontier import MAX_LAG, SILENT_SECONDS, UNSEEN_SECONDS
 from rankscope.server.window import FingerprintPart, LivenessPart, NewData, RankLiveness
-from tests.support.columns import of_rank
+from tests.support.runs.columns import of_rank
 
 TABLES = {"parameters": wire.TensorTable(("w",), ((1,),), ("float32",), ("",))}
 

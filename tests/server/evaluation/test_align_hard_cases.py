@@ -6,7 +6,7 @@ from rankscope.agent import wire
 from rankscope.server.comparison import compare
 from rankscope.server.evaluation.align import Aligner
 from rankscope.server.window import FingerprintPart, LivenessPart, NewData, RankLiveness
-from tests.support.columns import of_rank
+from tests.support.runs.columns import of_rank
 
 TABLE = wire.TensorTable(("a", "b"), ((4,), (4,)), ("f", "f"), ("", ""))
 JOINED = compare.joined_table({"parameters": TABLE})

@@ -17,11 +17,13 @@ from rankscope.server.evaluation import run as run_evaluation
 from rankscope.server.evaluation.worker import Worker
 from rankscope.server.health import Health
 from rankscope.server.processes import compactor
-from rankscope.server.storage import runs, schema, watermarks
-from rankscope.server.storage.compaction import compact, runs_to_compact
-from rankscope.server.storage.dictionary import Dictionaries
-from rankscope.server.storage.engine import reading, writing
-from rankscope.server.storage.ingest import store_batches
+from rankscope.server.storage import schema
+from rankscope.server.storage.database.engine import reading, writing
+from rankscope.server.storage.ingest.batches import store_batches
+from rankscope.server.storage.ingest.dictionary import Dictionaries
+from rankscope.server.storage.maintenance import watermarks
+from rankscope.server.storage.maintenance.compaction import compact, runs_to_compact
+from rankscope.server.storage.reading import runs
 
 ENDLESS = {"first": 0, "step": 1, "count": 10**15}
 

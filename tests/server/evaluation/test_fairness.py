@@ -8,9 +8,9 @@ import pytest
 from rankscope.agent import wire
 from rankscope.server.evaluation.run import _Part
 from rankscope.server.evaluation.worker import Worker
-from rankscope.server.storage import runs
-from rankscope.server.storage.engine import reading, writing
-from rankscope.server.storage.ingest import store_batch
+from rankscope.server.storage.database.engine import reading, writing
+from rankscope.server.storage.ingest.batches import store_batch
+from rankscope.server.storage.reading import runs
 
 
 class Service:

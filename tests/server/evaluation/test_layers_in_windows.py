@@ -6,11 +6,12 @@ import numpy as np
 
 from rankscope.agent import wire
 from rankscope.server.evaluation.align import WATCHED_LAYERS, Aligner
-from rankscope.server.storage import evaluation, layers, runs
-from rankscope.server.storage.engine import reading, writing
-from rankscope.server.storage.ingest import store_batch
+from rankscope.server.storage.database.engine import reading, writing
+from rankscope.server.storage.ingest.batches import store_batch
+from rankscope.server.storage.judgement import evaluation
+from rankscope.server.storage.reading import layers, runs
 from rankscope.server.window import LayerPart, LivenessPart, NewData, RankLiveness
-from tests.support.columns import of_rank
+from tests.support.runs.columns import of_rank
 
 TABLE = wire.TensorTable(("a", "b"), ((2, 2), (2,)), ("float32",) * 2, ("",) * 2)
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rankscope.server.evaluation.pending import Pending
 from rankscope.server.window import Columns
-from tests.support.columns import of_rank
+from tests.support.runs.columns import of_rank
 
 RANKS = np.array([0, 2, 5])
 

@@ -18,14 +18,15 @@ from rankscope.server.detectors.runner import Evaluation
 from rankscope.server.evaluation import run as run_evaluation
 from rankscope.server.evaluation import snapshot
 from rankscope.server.evaluation.worker import Worker
-from rankscope.server.storage import migrate, schema
-from rankscope.server.storage.engine import open_engine, reading, writing
-from rankscope.server.storage.ingest import store_batch
-from tests.support.chain import chain
-from tests.support.fixture_run import SyntheticRun
+from rankscope.server.storage import schema
+from rankscope.server.storage.database import migrate
+from rankscope.server.storage.database.engine import open_engine, reading, writing
+from rankscope.server.storage.ingest.batches import store_batch
 from tests.support.judging import judge
-from tests.support.replicas import apart
-from tests.support.scenarios import TRACES, recorded
+from tests.support.runs.chain import chain
+from tests.support.runs.fixture_run import SyntheticRun
+from tests.support.runs.replicas import apart
+from tests.support.runs.scenarios import TRACES, recorded
 
 RECORDED = [path.stem for path in sorted(TRACES.glob("*.npz"))]
 DIVERGENT = ["none", "start", "bitflip", "skipped", "rate", "drift", "step-skipped", "none+own"]

@@ -9,11 +9,12 @@ from sqlalchemy import delete
 from rankscope.agent import wire
 from rankscope.server.api.verdict import get_verdict
 from rankscope.server.evaluation.worker import Worker
-from rankscope.server.storage import runs, schema
-from rankscope.server.storage.alerts import list_alerts
-from rankscope.server.storage.comparisons import list_comparisons
-from rankscope.server.storage.engine import reading, writing
-from rankscope.server.storage.ingest import store_batch
+from rankscope.server.storage import schema
+from rankscope.server.storage.database.engine import reading, writing
+from rankscope.server.storage.ingest.batches import store_batch
+from rankscope.server.storage.judgement.alerts import list_alerts
+from rankscope.server.storage.judgement.comparisons import list_comparisons
+from rankscope.server.storage.reading import runs
 
 TABLE = wire.TensorTable(("w",), ((8, 8),), ("float32",), ("",))
 RANKS = 3

@@ -7,11 +7,13 @@ import pytest
 
 from rankscope.agent import wire
 from rankscope.server.evaluation.worker import Worker
-from rankscope.server.storage import evaluation, migrate, runs
-from rankscope.server.storage.alerts import list_alerts
-from rankscope.server.storage.comparisons import list_comparisons
-from rankscope.server.storage.engine import open_engine, reading, writing
-from rankscope.server.storage.ingest import store_batch
+from rankscope.server.storage.database import migrate
+from rankscope.server.storage.database.engine import open_engine, reading, writing
+from rankscope.server.storage.ingest.batches import store_batch
+from rankscope.server.storage.judgement import evaluation
+from rankscope.server.storage.judgement.alerts import list_alerts
+from rankscope.server.storage.judgement.comparisons import list_comparisons
+from rankscope.server.storage.reading import runs
 
 TABLE = wire.TensorTable(("w",), ((8, 8),), ("float32",), ("",))
 

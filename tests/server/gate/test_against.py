@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 from rankscope.server.gate.gate import gate
-from tests.support import seeds_job
-from tests.support.service import Service
+from tests.support.jobs import seeds_job
+from tests.support.servers.service import Service
 
 pytestmark = pytest.mark.e2e
 
@@ -30,7 +30,7 @@ def server(tmp_path_factory):
     trained += ["good:7:good", "worse:8:worse", "slow:9:slow", "timed:0:only-timed"]
     with Service(folder) as service:
         subprocess.run(
-            [sys.executable, "-P", "-m", "tests.support.seeds_job", *trained],
+            [sys.executable, "-P", "-m", "tests.support.jobs.seeds_job", *trained],
             cwd=Path(__file__).parents[3],
             env={
                 **os.environ,

@@ -3,7 +3,7 @@
 import pytest
 
 from rankscope.server.notifications.news import covers, retry_at, what_to_tell
-from rankscope.server.storage.notifications import Notification, Target
+from rankscope.server.storage.judgement.notifications import Notification, Target
 from tests.support.incidents import alert
 
 PROJECT = "vision"

@@ -10,10 +10,11 @@ from sqlalchemy import update
 from rankscope.server.health import Health
 from rankscope.server.notifications import notifier, transports
 from rankscope.server.notifications.notifier import Notifier
-from rankscope.server.storage import alerts, notifications, schema
-from rankscope.server.storage.engine import reading, writing
+from rankscope.server.storage import schema
+from rankscope.server.storage.database.engine import reading, writing
+from rankscope.server.storage.judgement import alerts, notifications
 from tests.support.alert_rows import add_run, put_alert
-from tests.support.receivers import Hook, hook
+from tests.support.servers.receivers import Hook, hook
 
 
 class Clock:

@@ -16,7 +16,7 @@ from rankscope.server.notifications.transports import (
     masked,
 )
 from tests.support.incidents import alert
-from tests.support.receivers import hook, mailbox
+from tests.support.servers.receivers import hook, mailbox
 
 MESSAGE = example("http://localhost/runs/test", 1000.0)
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from rankscope.agent import wire
 from rankscope.server.processes import compactor
-from rankscope.server.storage.compaction import runs_to_compact
-from rankscope.server.storage.engine import reading, writing
-from rankscope.server.storage.ingest import store_batch
+from rankscope.server.storage.database.engine import reading, writing
+from rankscope.server.storage.ingest.batches import store_batch
+from rankscope.server.storage.maintenance.compaction import runs_to_compact
 
 
 def test_what_comes_is_rolled_up_by_itself(sqlite, monkeypatch):

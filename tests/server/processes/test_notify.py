@@ -6,7 +6,7 @@ import pytest
 
 from rankscope.server.processes.events import RunEvents
 from rankscope.server.processes.notify import Messenger
-from tests.support.collector import wait_until
+from tests.support.servers.collector import wait_until
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 

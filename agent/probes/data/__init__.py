@@ -1,0 +1,1 @@
+"""What a step is trained on: batches, their rows, random states."""

@@ -1,0 +1,1 @@
+"""Gradients: of one rank alone, reduced, clipped, applied, left over."""

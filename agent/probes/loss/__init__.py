@@ -1,0 +1,1 @@
+"""Losses, accuracy and evaluations, and what the loss functions are given."""

@@ -1,0 +1,104 @@
+"""Whether a model that is to predict the next token has been given it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from rankscope.agent.model.facts import held
+from rankscope.agent.model.tensors import number
+from rankscope.agent.probes.base import StepFacts
+from rankscope.agent.probes.data.given import tensors_in
+from rankscope.agent.probes.tables import readable
+
+# Places of a sequence that are judged beside its last one, sequences of a batch, and scores
+# of all of these together.
+_PLACES, _SEQUENCES, _SCORES = 64, 64, 1 << 22
+# Samples that a mean is of: of 16 with 16 sequences each it errs by an eighth of a nat or less.
+_MEANS = 16
+_SHORTEST = 4
+
+
+class NextTokens:
+    """`next_token_seen` and `next_token_unseen`, where targets are the inputs, one place on.
+
+    The target of each place of a sequence is then the input of the next place, but for the last
+    one, whose target the model is given nowhere. A model that looks at later places (attention
+    without a causal mask) knows all but that one. `next_token_unseen` is the mean cross entropy at
+    the last place, `next_token_seen` that at the one of up to 64 earlier places where it is
+    largest; both over up to 64 sequences of each loss and about 16 samples, -1 where the targets
+    are something else. A model that does not look ahead errs at the last place as it does
+    elsewhere.
+
+    Of losses in training by `cross_entropy`, of sequences of 4 tokens or more, at steps where the
+    tier `full` is due: it costs a softmax over at most 4 million scores.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: torch.Tensor | None = None
+        self._means: torch.Tensor | None = None
+        self._count = 0
+        self._shifted: list[torch.Tensor] = []
+
+    def given(self, args: tuple[Any, ...], kwargs: Any) -> None:
+        """Takes what the model is given."""
+        first = next(tensors_in(args, kwargs), None)
+        self._tokens = None
+        if first is None or first.dim() != 2 or not readable(first):
+            return
+        if first.dtype in (torch.int32, torch.int64) and first.shape[1] >= _SHORTEST:
+            self._tokens = held(first)
+
+    def add(self, name: str, given: Mapping[str, Any]) -> None:
+        """Takes what the loss function of that name was called with."""
+        tokens, scores, target = self._tokens, given.get("input"), given.get("target")
+        if name != "cross_entropy" or tokens is None:
+            return
+        if not isinstance(scores, torch.Tensor) or not isinstance(target, torch.Tensor):
+            return
+        if not (readable(scores) and readable(target)) or target.numel() != tokens.numel():
+            return
+        if target.is_floating_point() or not target.device == scores.device == tokens.device:
+            return
+        rows, length = tokens.shape
+        if scores.dim() == 2 and len(scores) == rows * length:
+            scores = scores.view(rows, length, -1)
+        elif scores.dim() == 3 and target.shape == tokens.shape:
+            scores = scores.transpose(1, 2)
+        else:
+            return
+        with torch.no_grad():
+            self._judge(tokens, scores.detach(), target.reshape(rows, length))
+
+    def end(self, facts: StepFacts) -> None:
+        """Reports the means of the step."""
+        self._tokens = None
+        shifted, self._shifted = self._shifted, []
+        if shifted and self._means is not None:
+            all_shifted = torch.stack(shifted).all()
+            none = torch.full_like(self._means[0], -1.0)
+            for series, error in (
+                ("next_token_seen", self._means[1:].amax()),
+                ("next_token_unseen", self._means[0]),
+            ):
+                facts.scalars[series] = number(torch.where(all_shifted, error, none))
+
+    def _judge(self, tokens: torch.Tensor, scores: torch.Tensor, target: torch.Tensor) -> None:
+        length = tokens.shape[1]
+        step = -(-(length - 1) // _PLACES)
+        # The last one, and others back from the one before it.
+        places = [length - 1, *range(length - 2, -1, -step)]
+        most = min(_SEQUENCES, _SCORES // (len(places) * scores.shape[2]))
+        if not most:
+            return
+        tokens, scores, target = tokens[:most], scores[:most], target[:most]
+        self._shifted.append((target[:, :-1] == tokens[:, 1:]).all() & (target >= 0).all())
+        chosen = target[:, places].clamp_min(0).unsqueeze(2)
+        errors = -scores[:, places].float().log_softmax(2).gather(2, chosen).squeeze(2).mean(0)
+        if self._means is None or self._means.shape != errors.shape:
+            self._means, self._count = errors, 1
+            return
+        self._count = min(self._count + 1, _MEANS)
+        self._means = self._means + (errors - self._means) / self._count

@@ -1,0 +1,1 @@
+"""Parameters and buffers: trained, frozen, written by something else."""

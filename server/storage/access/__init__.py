@@ -1,0 +1,1 @@
+"""Tokens, and whose runs a request may see."""

@@ -1,0 +1,1 @@
+"""What lies below every query: engines, dialects, migration, partitions, packed arrays."""

@@ -1,0 +1,164 @@
+"""Batches of many ranks in one transaction: the disk is waited for once for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Engine
+
+from rankscope.agent import wire
+from rankscope.server import clock
+from rankscope.server.health import Health, Kept, Sparingly
+from rankscope.server.storage.database.engine import is_unable, why, writing
+from rankscope.server.storage.ingest.batches import check, store_batches
+from rankscope.server.storage.ingest.dictionary import Dictionaries
+
+_logger = logging.getLogger(__name__)
+
+# Batches and points of a transaction: the longer it is the longer the others wait.
+_MAX_BATCHES = 256
+_MAX_POINTS = 2_000_000
+
+
+class Closed(RuntimeError):
+    """The writer takes no more batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    batch: wire.Batch
+    received_at: float
+    loop: asyncio.AbstractEventLoop
+    answer: asyncio.Future[wire.Answer]
+
+
+_Outcome = tuple[asyncio.Future[wire.Answer], wire.Answer | Exception]
+
+
+class Writer:
+    """Stores what comes while it is busy with what came before, in a thread of its own.
+
+    One batch alone is stored at once; under load the transactions grow by themselves.
+    """
+
+    def __init__(self, engine: Engine, health: Health | None = None) -> None:
+        self._engine = engine
+        self._known = Dictionaries()
+        self._queue: deque[_Waiting] = deque()
+        self._arrived = threading.Condition()
+        self._closed = False
+        self._stopping = threading.Event()
+        self._health = health or Health()
+        self._failures = Sparingly()
+        self._thread = Kept("writer", self._work, health=self._health, stopping=self._stopping)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Takes no more, and ends when all that was taken is stored."""
+        with self._arrived:
+            self._closed = True
+            self._stopping.set()
+            self._arrived.notify()
+        self._thread.join(30)
+
+    async def store(self, batch: wire.Batch) -> wire.Answer:
+        """Stores a batch; returns when it is committed.
+
+        Raises:
+            wire.WireError: the database has no room for a number or a name in it.
+            Closed: the server is about to end.
+        """
+        check(batch)
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(batch, clock.now(), loop, loop.create_future())
+        with self._arrived:
+            if self._closed:
+                raise Closed
+            self._queue.append(waiting)
+            self._arrived.notify()
+        return await waiting.answer
+
+    def _work(self) -> None:
+        while group := self._next():
+            outcomes: Sequence[wire.Answer | Exception]
+            try:
+                outcomes = self._outcomes(group)
+            except BaseException:
+                # The thread ends, and another one goes on: nobody is to wait for this one's answer.
+                self._answer(group, [RuntimeError("the writer has ended")] * len(group))
+                raise
+            self._answer(group, outcomes)
+
+    def _answer(self, group: list[_Waiting], outcomes: Sequence[wire.Answer | Exception]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
+        for waiting, outcome in zip(group, outcomes, strict=True):
+            by_loop.setdefault(waiting.loop, []).append((waiting.answer, outcome))
+        for loop, reported in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_deliver, reported)
+            except RuntimeError:
+                # Its loop has ended, and with it all who waited: the batches are stored.
+                _logger.debug("nobody waits for %d answers any more", len(reported))
+
+    def _next(self) -> list[_Waiting]:
+        """What waits, as much as a transaction takes; empty at the end."""
+        with self._arrived:
+            while not self._queue and not self._closed:
+                self._arrived.wait()
+            group: list[_Waiting] = []
+            points = 0
+            while self._queue and len(group) < _MAX_BATCHES and points < _MAX_POINTS:
+                group.append(self._queue.popleft())
+                points += group[-1].batch.points
+            return group
+
+    def _outcomes(self, group: list[_Waiting]) -> Sequence[wire.Answer | Exception]:
+        try:
+            stored = self._store(group)
+        except wire.WireError as error:
+            # Refused for what is in the database already: no fault of this server's.
+            return self._one_by_one(group, error)
+        except Exception as error:
+            if is_unable(error):
+                text = f"{len(group)} batches could not be stored: {why(error)}"
+                self._failures.warn(_logger, text)
+                self._health.wrote(why(error))
+                return [error] * len(group)
+            _logger.exception("a transaction with %d batches failed", len(group))
+            return self._one_by_one(group, error)
+        self._health.wrote()
+        return stored
+
+    def _one_by_one(
+        self, group: list[_Waiting], error: Exception
+    ) -> Sequence[wire.Answer | Exception]:
+        """One that cannot be stored must not take the others with it."""
+        return [error] if len(group) == 1 else [self._outcomes([one])[0] for one in group]
+
+    def _store(self, group: list[_Waiting]) -> list[wire.Answer]:
+        try:
+            with writing(self._engine) as connection:
+                received = [(one.batch, one.received_at) for one in group]
+                return store_batches(connection, received, self._known)
+        except BaseException:
+            # It may know numbers that were never committed.
+            self._known.forget()
+            raise
+
+
+def _deliver(outcomes: list[_Outcome]) -> None:
+    for future, outcome in outcomes:
+        if future.done():  # whoever waited is gone
+            continue
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)

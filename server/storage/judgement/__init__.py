@@ -1,0 +1,1 @@
+"""What the evaluation reads and leaves: comparisons, alerts, states, leases, messages."""

@@ -1,0 +1,1 @@
+"""Roll-ups, merging, deletion, back-up, search for damage."""

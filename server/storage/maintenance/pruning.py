@@ -1,0 +1,121 @@
+"""Deletes runs that have ended, with all that belongs to them: one, or all that are old."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, delete, select, tuple_
+
+from rankscope.server.storage import schema
+from rankscope.server.storage.database import dialect, partitions
+from rankscope.server.storage.database.engine import reading, writing
+
+# Rows of a transaction: batches that come meanwhile wait for it.
+_ROWS = 2000
+
+
+def belonging() -> list[Table]:
+    """All tables whose rows belong to a run; their keys begin with it."""
+    return [t for t in schema.metadata.sorted_tables if "run" in t.c]
+
+
+@dataclass(frozen=True, slots=True)
+class OldRun:
+    """A run of which nothing was heard for long.
+
+    Attributes:
+        last_seen_at: seconds since 1970.
+        running: no server has said that it ended: it stays.
+    """
+
+    key: int
+    id: str
+    project: str
+    last_seen_at: float
+    running: bool
+
+
+def old_runs(engine: Engine, *, seconds: float, project: str | None = None) -> list[OldRun]:
+    """Runs of which nothing was heard for so long, the oldest first.
+
+    Args:
+        project: of this one alone; None: of all.
+    """
+    with reading(engine) as connection:
+        query = _old(connection, seconds)
+        if project is not None:
+            query = query.where(schema.run.c.project == project)
+        return [
+            OldRun(r.key, r.id, r.project, r.last_seen_at, r.state == "running")
+            for r in connection.execute(query)
+        ]
+
+
+def prune(engine: Engine, *, seconds: float, project: str | None = None) -> Iterator[OldRun]:
+    """Deletes the runs that have ended and of which nothing was heard for so long; yields each.
+
+    In small transactions, so that servers go on meanwhile; what was cut off goes on when it is
+    called again. A run that is heard of while it is deleted keeps what is left of it.
+
+    Args:
+        project: of this one alone; None: of all.
+    """
+    ended = [run for run in old_runs(engine, seconds=seconds, project=project) if not run.running]
+    partitions.drop_whole(engine, {run.key for run in ended})
+    for run in ended:
+        if _delete(engine, run.key, seconds):
+            yield run
+
+
+def delete_run(engine: Engine, run: int) -> bool:
+    """Deletes one run that has ended; False where it is running, or was started again meanwhile.
+
+    In small transactions, as `prune` does. Its name is free again afterwards.
+    """
+    return _delete(engine, run, None)
+
+
+def _delete(engine: Engine, run: int, seconds: float | None) -> bool:
+    """Deletes one run that nothing was heard of for so long; False where it is no longer so."""
+    r, n = schema.run, schema.run_name
+    # Last of all the run itself: else what was cut off could not be found again.
+    for table in [*belonging(), None]:
+        more = True
+        while more:
+            with writing(engine) as connection:
+                ended = (r.c.key == run) & (r.c.state != "running")
+                held = select(r.c.key).where(ended).with_for_update()
+                if seconds is not None:
+                    held = held.where(_unheard_of(connection, seconds))
+                if connection.execute(held).first() is None:
+                    return False
+                if table is not None:
+                    more = _delete_some(connection, table, run)
+                    continue
+                connection.execute(delete(r).where(r.c.key == run))
+                connection.execute(delete(n).where(n.c.key == run))
+                more = False
+    return True
+
+
+def _delete_some(connection: Connection, table: Table, run: int) -> bool:
+    """Deletes a part of what a table has of a run; whether there may be more."""
+    keys = list(table.primary_key)
+    part = select(*keys).where(table.c.run == run).order_by(*keys).limit(_ROWS)
+    done = connection.execute(delete(table).where(table.c.run == run, tuple_(*keys).in_(part)))
+    return done.rowcount == _ROWS
+
+
+def _old(connection: Connection, seconds: float) -> Select[tuple[int, str, str, float, str]]:
+    r = schema.run
+    return (
+        select(r.c.key, r.c.id, r.c.project, r.c.last_seen_at, r.c.state)
+        .where(_unheard_of(connection, seconds))
+        .order_by(r.c.last_seen_at)
+    )
+
+
+def _unheard_of(connection: Connection, seconds: float) -> ColumnElement[bool]:
+    old: ColumnElement[bool] = schema.run.c.last_seen_at < dialect.clock(connection) - seconds
+    return old

@@ -1,0 +1,1 @@
+"""Runs, series and layers, as routes and pages read them."""

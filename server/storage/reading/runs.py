@@ -1,0 +1,124 @@
+"""Runs and ranks, as the routes read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, func, or_, select, tuple_
+
+from rankscope.server.storage import schema
+from rankscope.server.storage.access.visibility import of_visible, visible
+from rankscope.server.storage.ingest.run_names import run_key
+
+
+def list_runs(
+    connection: Connection,
+    *,
+    limit: int,
+    after: tuple[float, int] | None = None,
+    project: str | None = None,
+    state: str | None = None,
+    search: str | None = None,
+) -> tuple[Sequence[Any], tuple[float, int] | None]:
+    """A page of run rows, newest start first, and where the next page begins.
+
+    Args:
+        after: what the page before ended with: (started_at, key).
+        search: text that id or project contains.
+    """
+    r = schema.run
+    query = select(r).where(of_visible(r.c.project))
+    query = query.order_by(r.c.started_at.desc(), r.c.key.desc()).limit(limit + 1)
+    if project is not None:
+        query = query.where(r.c.project == project)
+    if state is not None:
+        query = query.where(r.c.state == state)
+    if search:
+        query = query.where(
+            or_(
+                r.c.id.icontains(search, autoescape=True),
+                r.c.project.icontains(search, autoescape=True),
+            )
+        )
+    if after is not None:
+        query = query.where(tuple_(r.c.started_at, r.c.key) < after)
+    rows = connection.execute(query).all()
+    more = len(rows) > limit
+    rows = rows[:limit]
+    return rows, (rows[-1].started_at, rows[-1].key) if more else None
+
+
+def list_projects(
+    connection: Connection, *, limit: int, after: tuple[str] | None = None
+) -> tuple[list[tuple[str, int]], tuple[str] | None]:
+    """A page of projects by name, with the number of their runs, and where the next page begins.
+
+    Args:
+        after: what the page before ended with.
+    """
+    r = schema.run
+    query = (
+        select(r.c.project, func.count())
+        .where(of_visible(r.c.project))
+        .group_by(r.c.project)
+        .order_by(r.c.project)
+        .limit(limit + 1)
+    )
+    if after is not None:
+        query = query.where(r.c.project > after[0])
+    found = [(project, count) for project, count in connection.execute(query)]
+    more = len(found) > limit
+    found = found[:limit]
+    return found, (found[-1][0],) if more else None
+
+
+def find_run(connection: Connection, run_id: str) -> Any | None:
+    """The row of a run, by the id that users know; None where there is none to be seen."""
+    key = run_key(connection, run_id)
+    row = connection.execute(select(schema.run).where(schema.run.c.key == key)).first()
+    return row if row is not None and visible(row.project) else None
+
+
+def list_beside(connection: Connection, row: Any) -> list[Any]:
+    """Rows of the runs of further models that a run's processes train, of the same start.
+
+    They are called RUN.2, RUN.3 and so on, and say themselves whose they are: a user may call a run
+    so, too. Those of other projects are not asked: whoever may write there alone has no say here.
+    """
+    found: list[Any] = []
+    while (other := find_run(connection, f"{row.id}.{len(found) + 2}")) is not None:
+        found.append(other)
+    return [
+        r
+        for r in found
+        if r.project == row.project and r.config.get("first_run") == row.id and r.start == row.start
+    ]
+
+
+def ranks_seen(connection: Connection, *, runs: Sequence[int]) -> Mapping[int, Sequence[int]]:
+    """Ranks that have posted, ascending, by run."""
+    t = schema.attempt
+    seen: dict[int, list[int]] = {}
+    if runs:
+        rows = connection.execute(
+            select(t.c.run, t.c.rank)
+            .where(t.c.run.in_(runs))
+            .distinct()
+            .order_by(t.c.run, t.c.rank)
+        )
+        for row in rows:
+            seen.setdefault(row.run, []).append(row.rank)
+    return seen
+
+
+def list_events(connection: Connection, *, run: int, limit: int = 200) -> list[dict[str, Any]]:
+    """The newest events of a run, newest first."""
+    e = schema.event
+    rows = connection.execute(
+        select(e).where(e.c.run == run).order_by(e.c.arrival.desc(), e.c.n.desc()).limit(limit)
+    )
+    return [
+        {"rank": r.rank, "step": r.step, "at": r.at, "kind": r.kind, "text": r.text, "data": r.data}
+        for r in rows
+    ]

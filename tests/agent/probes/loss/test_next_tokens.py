@@ -1,0 +1,68 @@
+"""Whether the answers at places whose target is in the input are better than at the last one."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from rankscope.agent.probes.loss.training import Loss
+from tests.support.probe_harness import Harness
+
+WORDS, LENGTH, ROWS = 12, 9, 32
+
+
+class Reader(nn.Module):
+    """Predicts each token from it and from the one after it, if it may look ahead."""
+
+    def __init__(self, *, ahead):
+        super().__init__()
+        self.table = nn.Embedding(WORDS, 2 * WORDS)
+        self.ahead = ahead
+
+    def forward(self, tokens):
+        own, of_next = self.table(tokens).split(WORDS, dim=2)
+        last = torch.zeros_like(of_next[:, :1])
+        return own + torch.cat([of_next[:, 1:], last], dim=1) * self.ahead
+
+
+def trained(*, ahead, shift=True, layout="flat", ignored=False):
+    torch.manual_seed(0)
+    model = Reader(ahead=ahead)
+    harness = Harness(model, torch.optim.Adam(model.parameters(), lr=0.3), probes=[Loss])
+    try:
+        for _ in range(60):
+            text = torch.randint(WORDS, (ROWS, LENGTH + 1))
+            tokens = text[:, :-1].contiguous()
+            targets = (text[:, 1:] if shift else text.flip(1)[:, 1:]).clone()
+            if ignored:
+                targets[0, 3] = -100
+            harness.optimizer.zero_grad()
+            scores = model(tokens)
+            if layout == "flat":
+                loss = functional.cross_entropy(scores.view(-1, WORDS), targets.reshape(-1))
+            else:
+                loss = functional.cross_entropy(scores.transpose(1, 2), targets)
+            loss.backward()
+            harness.optimizer.step()
+    finally:
+        harness.close()
+    return harness.steps[-1].scalars
+
+
+@pytest.mark.parametrize("layout", ["flat", "by place"])
+def test_a_model_that_looks_ahead_fails_at_the_last_place_alone(layout):
+    scalars = trained(ahead=True, layout=layout)
+    assert scalars["next_token_seen"] < 0.5
+    assert scalars["next_token_unseen"] > 2
+
+
+def test_a_model_that_does_not_errs_everywhere():
+    scalars = trained(ahead=False)
+    assert scalars["next_token_seen"] == pytest.approx(scalars["next_token_unseen"], rel=0.5)
+    assert scalars["next_token_unseen"] > 1
+
+
+@pytest.mark.parametrize("arguments", [{"shift": False}, {"ignored": True}])
+def test_other_targets_say_nothing(arguments):
+    scalars = trained(ahead=True, **arguments)
+    assert scalars["next_token_seen"] == scalars["next_token_unseen"] == -1

@@ -1,0 +1,96 @@
+"""The optimizer's state is not what its last step left."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from rankscope.agent.probes.optimizer.state_changes import EVENT, StateChanges
+from tests.support.probe_harness import Harness
+
+AT = 12
+
+
+def made(kind=torch.optim.AdamW, **options):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    return Harness(model, kind(model.parameters(), lr=0.01, **options), probes=[StateChanges])
+
+
+def train(job, steps, before=lambda job: None):
+    for _ in range(steps):
+        if job.facts.step == AT:
+            before(job)
+        job.optimizer.zero_grad()
+        job.context.model(torch.ones(4, 3)).sum().backward()
+        job.optimizer.step()
+    job.close()
+    return [(step, data) for step, kind, _, data in job.events if kind == EVENT]
+
+
+def clear(job):
+    job.optimizer.state.clear()
+
+
+def zero(job):
+    for own in job.optimizer.state.values():
+        own["exp_avg"].zero_()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(torch.optim.AdamW, {}), (torch.optim.SGD, {"momentum": 0.9}), (torch.optim.SGD, {})],
+)
+def test_steps_alone_are_no_event(kind, options):
+    assert train(made(kind, **options), 20) == []
+
+
+def test_a_state_that_is_gone():
+    [(step, data)] = train(made(), 20, clear)
+    assert step == AT
+    assert data == {"how": "reset", "seen": AT - 1, "before": AT, "after": 0}
+
+
+def test_one_without_a_counter():
+    [(step, data)] = train(made(torch.optim.SGD, momentum=0.9), 20, clear)
+    assert (step, data) == (AT, {"how": "reset", "seen": AT - 1})
+
+
+def test_an_older_one():
+    job = made()
+    saved = {}
+
+    def load(job):
+        job.optimizer.load_state_dict(saved["state"])
+
+    for _ in range(5):
+        job.optimizer.zero_grad()
+        job.context.model(torch.ones(4, 3)).sum().backward()
+        job.optimizer.step()
+    saved["state"] = copy.deepcopy(job.optimizer.state_dict())
+    [(step, data)] = train(job, 15, load)
+    assert (step, data["how"], data["before"], data["after"]) == (AT, "set back", AT, 5)
+
+
+def test_the_same_one_loaded_again_is_no_event():
+    def again(job):
+        job.optimizer.load_state_dict(copy.deepcopy(job.optimizer.state_dict()))
+
+    assert train(made(), 20, again) == []
+
+
+def test_what_is_written_in_place():
+    [(step, data)] = train(made(), 20, zero)
+    assert (step, data["how"]) == (AT, "written in place")
+
+
+def test_what_is_cleared_before_each_step_is_the_trainers_way():
+    job = made()
+    for _ in range(30):
+        job.optimizer.state.clear()
+        job.optimizer.zero_grad()
+        job.context.model(torch.ones(4, 3)).sum().backward()
+        job.optimizer.step()
+    job.close()
+    assert not [kind for _, kind, _, _ in job.events if kind == EVENT]

@@ -1,0 +1,143 @@
+"""Real training jobs: one process for each rank, gloo between them, a deadline over all."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import runpy
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankscope.server.demo.processes import PYTHON, Job, job_environment, own_environment
+
+REPOSITORY = Path(__file__).parents[3]
+EXAMPLE = REPOSITORY / "examples" / "train_ddp.py"
+TORCHRUN = Path(sys.executable).with_name("torchrun")
+
+_context = multiprocessing.get_context("forkserver")
+_PRELOAD = ["torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "sklearn.datasets"]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A job that has ended: exit code and output of each rank."""
+
+    exit_codes: list[int]
+    outputs: list[str]
+
+    def check(self) -> Finished:
+        """Itself, where every rank ended with 0."""
+        reported = "\n".join(f"--- rank {r}\n{text}" for r, text in enumerate(self.outputs))
+        assert not any(self.exit_codes), f"exit codes {self.exit_codes}\n{reported}"
+        return self
+
+
+@contextmanager
+def started_ranks(
+    script: Path,
+    *arguments: str,
+    ranks: int,
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+):
+    """The running job of a script that reads RANK and WORLD_SIZE; whatever happens, it is stopped.
+
+    `folder` takes the outputs, and what an agent without a server leaves.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {"RANKSCOPE_SPOOL": str(folder / "spool"), **(environment or {})}
+    with Job(
+        [*PYTHON, str(script), *arguments], ranks=ranks, folder=folder, environment=kept
+    ) as job:
+        yield job
+
+
+def finished(job: Job, *, timeout_s: float = 90.0) -> Finished:
+    """Waits for the job's end."""
+    codes = job.wait(timeout_s)
+    return Finished(codes, [output(rank) for rank in job.ranks])
+
+
+def run_ranks(
+    script: Path,
+    *arguments: str,
+    ranks: int,
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 90.0,
+) -> Finished:
+    """Runs a job to its end, in processes that are forked from one which has imported torch.
+
+    That takes each of them 3 seconds of a core. How an interpreter ends by itself, and what its
+    command line says, is for `started_ranks` to try.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {"RANKSCOPE_SPOOL": str(folder / "spool"), **(environment or {})}
+    shared = {**os.environ, **job_environment(ranks, kept)}
+    _context.set_forkserver_preload(_PRELOAD)
+    logs = [folder / f"rank{rank}.log" for rank in range(ranks)]
+    processes = [
+        _context.Process(
+            target=_run,
+            args=(str(script), arguments, {**shared, **own_environment(rank)}, str(log)),
+        )
+        for rank, log in enumerate(logs)
+    ]
+    deadline = time.monotonic() + timeout_s
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(max(deadline - time.monotonic(), 0.0))
+        codes = [process.exitcode for process in processes]
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+    texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs]
+    assert None not in codes, f"still running after {timeout_s} s: {codes}\n" + "\n".join(texts)
+    return Finished([code for code in codes if code is not None], texts)
+
+
+def _run(script: str, arguments: Sequence[str], environment: dict[str, str], log: str) -> None:
+    """As an interpreter runs a script, in a process that was forked."""
+    os.environ.clear()
+    os.environ.update(environment)
+    with open(log, "ab") as printed:
+        os.dup2(printed.fileno(), 1)
+        os.dup2(printed.fileno(), 2)
+    sys.argv = [script, *arguments]
+    code: int | str | None = 0
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as ended:
+        code = ended.code
+    except BaseException:  # noqa: BLE001 - as the interpreter does
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def output(rank) -> str:
+    """What a rank has printed so far."""
+    return rank.log.read_text(encoding="utf-8", errors="replace")
+
+
+def printed_losses(texts: Sequence[str]) -> dict[int, dict[int, float]]:
+    """Rank -> step -> loss, as `examples/train_ddp.py --print-losses` prints them."""
+    losses: dict[int, dict[int, float]] = {}
+    for line in "\n".join(texts).splitlines():
+        words = line.split()
+        if len(words) == 6 and words[0] == "rank" and words[4] == "loss":
+            losses.setdefault(int(words[1]), {})[int(words[3])] = float(words[5])
+    return losses

@@ -1,0 +1,295 @@
+"""Runs to judge, by name; and recorded trainings and losses of many shapes.
+
+Each generator returns something with `windows(cuts)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from rankscope.server.window import Window
+from tests.support.runs.chain import chain
+from tests.support.runs.courses import (
+    answers,
+    constant_answers,
+    thrown_away,
+    weights,
+    zero_at,
+    zeros,
+)
+from tests.support.runs.layered import compressed, layered, noisy_gradients, odd_batches
+from tests.support.runs.liveness import failing, silence, stalled
+from tests.support.runs.logged import logged
+from tests.support.runs.memory import memory
+from tests.support.runs.phases import (
+    dying,
+    embeddings,
+    given_to_the_loss,
+    mixed,
+    module_settings,
+    next_tokens,
+    one_class,
+    phases,
+    rare_class,
+    score,
+    silent,
+    turns,
+    unlike_targets,
+)
+from tests.support.runs.pushes import pushes
+from tests.support.runs.recurring import blown_up, heavy_tails, skipping, stuck, teeth
+from tests.support.runs.replicas import apart
+from tests.support.runs.reported import frozen_written, set_back, skipped_gradients, state_changed
+from tests.support.runs.resizing import resized
+from tests.support.runs.timings import (
+    averages,
+    evaluated_nonfinite,
+    left_plateau,
+    norms,
+    played,
+    settled,
+    timings,
+)
+from tests.support.runs.traces import Trace
+from tests.support.runs.weighted import weighted
+from tests.support.runs.written_over import written_over
+
+TRACES = Path(__file__).parents[2] / "server" / "detectors" / "traces"
+
+
+class Scenario(Protocol):
+    def windows(self, cuts: Iterable[int] = ()) -> Iterator[Window]: ...
+
+
+# --------------------------------------------------------------------------------------- recorded
+
+
+def recorded(seed: int, *, trace: str) -> Trace:
+    """A training that was recorded; it has its own seed."""
+    return Trace.load(TRACES / f"{trace}.npz")
+
+
+def noise(
+    seed: int,
+    *,
+    steps: int = 400,
+    ranks: int = 4,
+    decay: float = 0.02,
+    level: float = 0.05,
+    sigma: float = 0.15,
+) -> Trace:
+    """A loss that falls exponentially to a level, with multiplicative noise on every rank."""
+    random = np.random.default_rng(seed)
+    course = 2.3 * np.exp(-decay * np.arange(steps)) + level
+    loss = course * np.exp(sigma * random.standard_normal((ranks, steps)))
+    return Trace("noise", seed, np.arange(steps), {"loss": loss})
+
+
+def spikes(seed: int, *, at: Sequence[int], size: float = 30.0, rank: int | None = None) -> Trace:
+    """`noise` with single losses multiplied, on all ranks or on one."""
+    trace = noise(seed)
+    loss = trace.series["loss"]
+    loss[slice(None) if rank is None else rank, list(at)] *= size
+    return trace
+
+
+def rising(seed: int, *, to: float, at: int = 150, sigma: float = 0.4) -> Trace:
+    """A squared error that falls from 17 to 0.8, and climbs from one step on to another level."""
+    random = np.random.default_rng(seed)
+    each = np.arange(400)
+    course = 16.2 * np.exp(-each / 10) + 0.8
+    climb = np.clip((each - at) / 50, 0.0, 1.0)
+    course = course * (to / 0.8) ** climb
+    loss = course * np.exp(sigma * random.standard_normal((2, 400)))
+    return Trace("rising", seed, each, {"loss": loss})
+
+
+def rescaled(
+    seed: int,
+    *,
+    at: int = 200,
+    until: int = 400,
+    factor: float = 1.0,
+    gradient: float | None = None,
+    rank: int | None = None,
+    decay: float = 0.02,
+) -> Trace:
+    """`noise` and the norm of its gradient, each multiplied from one step until another.
+
+    Args:
+        gradient: factor of the gradient norm; that of the loss by default.
+        rank: the only one whose loss is multiplied.
+    """
+    trace = noise(seed, decay=decay)
+    loss = trace.series["loss"]
+    noisy = np.random.default_rng(seed + 1).standard_normal(loss.shape)
+    norm = np.sqrt(loss.mean(axis=0)) * np.exp(0.2 * noisy)
+    loss[slice(None) if rank is None else rank, at:until] *= factor
+    norm[:, at:until] *= factor if gradient is None else gradient
+    trace.series["grad_norm_canary"] = norm
+    return trace
+
+
+def short_batches(
+    seed: int,
+    *,
+    every: int = 7,
+    size: int = 16,
+    rest: int = 1,
+    sigma: float = 1.0,
+    odd: int | None = None,
+    factor: float = 1.0,
+) -> Trace:
+    """Samples whose losses are log-normal; each epoch of `every` steps ends with `rest` of them.
+
+    Args:
+        odd: at this step the losses of rank 1 are multiplied by `factor`.
+    """
+    random = np.random.default_rng(seed)
+    steps = np.arange(400)
+    sizes = np.where(steps % every == every - 1, rest, size)
+    course = 2.3 * np.exp(-0.02 * steps) + 0.05
+    loss = np.array(
+        [[random.lognormal(0.0, sigma, n).mean() for n in sizes.tolist()] for _ in range(2)]
+    )
+    loss *= course
+    if odd is not None:
+        loss[1, odd] *= factor
+    seconds = 0.004 + 0.001 * random.random((2, 400))
+    series = {"loss": loss, "step_seconds": seconds, "samples_per_second": sizes / seconds}
+    return Trace("short_batches", seed, steps, series)
+
+
+def swinging(
+    seed: int,
+    *,
+    period: float,
+    since: int = 150,
+    growth: float = 1.0,
+    size: float = 0.4,
+    steps: int = 400,
+) -> Trace:
+    """A loss that swings by some share of its start from one step on."""
+    trace = noise(seed, level=1.0, steps=steps)
+    at = trace.steps
+    swing = size * np.cos(2 * np.pi * at / period) * growth ** np.maximum(at - since, 0)
+    trace.series["loss"][:] *= np.exp(np.where(at >= since, swing, 0.0))
+    return trace
+
+
+def changing_sign(seed: int) -> Trace:
+    """A surrogate loss around 0, with jumps and swings."""
+    random = np.random.default_rng(seed)
+    loss = 0.1 * random.standard_normal((4, 400))
+    loss[:, 200:] += 0.5 * np.cos(np.pi * np.arange(200))
+    loss[:, 320] += 20
+    return Trace("changing_sign", seed, np.arange(400), {"loss": loss})
+
+
+def overflowing(seed: int, *, at: int = 200) -> Trace:
+    """The gradient norm is infinite two steps before every rank's loss is NaN."""
+    trace = noise(seed)
+    norms = np.ones_like(trace.series["loss"])
+    norms[:, at - 2 :] = np.inf
+    trace.series["loss"][:, at:] = np.nan
+    return Trace("overflowing", seed, trace.steps, {**trace.series, "grad_norm": norms})
+
+
+def two_sides(seed: int, *, ranks: int = 4, onset: int = 200) -> Trace:
+    """Half of the ranks have another loss than the other half."""
+    trace = noise(seed, ranks=ranks)
+    trace.series["loss"][ranks // 2 :, onset:] += 1.5
+    return trace
+
+
+def unlike(
+    seed: int,
+    *,
+    first: float = 0.13,
+    last: float = 0.27,
+    explained: tuple[float, float] | None = None,
+) -> Trace:
+    """Two ranks whose losses differ from the first step on, by a share of them that grows.
+
+    Args:
+        explained: share of the deviance that each rank's answers explain; None: it is not posted.
+    """
+    trace = noise(seed, ranks=2, decay=0.002, level=1.0, sigma=0.12)
+    half = np.linspace(first, last, len(trace.steps)) / 2
+    trace.series["loss"][:] *= np.stack([1 + half, 1 - half])
+    if explained is not None:
+        scatter = 0.1 * np.random.default_rng(seed + 1).standard_normal(trace.series["loss"].shape)
+        trace.series["explained_deviance"] = np.array(explained)[:, None] + scatter
+    return trace
+
+
+GENERATORS: dict[str, Callable[..., Any]] = {
+    generator.__name__: generator
+    for generator in (
+        recorded,
+        logged,
+        noise,
+        spikes,
+        rising,
+        rescaled,
+        short_batches,
+        swinging,
+        changing_sign,
+        overflowing,
+        two_sides,
+        unlike,
+        apart,
+        chain,
+        silence,
+        stalled,
+        failing,
+        layered,
+        odd_batches,
+        noisy_gradients,
+        compressed,
+        timings,
+        norms,
+        averages,
+        memory,
+        evaluated_nonfinite,
+        left_plateau,
+        played,
+        settled,
+        pushes,
+        resized,
+        weights,
+        weighted,
+        answers,
+        constant_answers,
+        thrown_away,
+        frozen_written,
+        skipped_gradients,
+        state_changed,
+        set_back,
+        zeros,
+        zero_at,
+        heavy_tails,
+        teeth,
+        blown_up,
+        skipping,
+        stuck,
+        unlike_targets,
+        phases,
+        turns,
+        given_to_the_loss,
+        mixed,
+        module_settings,
+        next_tokens,
+        one_class,
+        rare_class,
+        dying,
+        silent,
+        embeddings,
+        score,
+        written_over,
+    )
+}
