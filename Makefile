@@ -24,7 +24,7 @@ help:
 	@echo "make test-stacks real jobs of Horovod, TensorFlow and all other stacks; ARGS=\"-k horovod\""
 	@echo "make check       format, lint, types, who may import whom"
 	@echo "make fix         mend what ruff can mend by itself"
-	@echo "make docs        write the generated pages of docs/ again"
+	@echo "make docs        write the generated pages of docs/, build the site that a server has at /help"
 	@echo "make screenshot  take docs/images/*.png from a demo run, in a real browser"
 	@echo "make install     .venv with the project (editable) and its pinned development packages"
 	@echo "make clean       remove .venv and what the tools left"
@@ -38,7 +38,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt agent/fingerprint/kernel.c
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	  echo "'$(PYTHON)' cannot make virtual environments: its modules venv and ensurepip are missing." >&2; \
 	  echo "On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf dashboard/help $(VENV); exit 1; }
 	@echo "Installing into $(VENV) (the first time this takes some minutes) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  --constraint constraints.txt --editable '.[dev]'
@@ -84,6 +84,7 @@ corpus: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m docs.generate
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 screenshot: $(STAMP)
 	@.ci/browser

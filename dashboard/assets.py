@@ -61,6 +61,13 @@ def own_files(folder: Path) -> StaticFiles:
     return _OwnFiles(directory=folder)
 
 
+def help_pages(folder: Path) -> StaticFiles | None:
+    """The application that serves the built documentation; None where it was not built."""
+    if not (folder / "index.html").is_file():
+        return None
+    return _OwnFiles(directory=folder, html=True)
+
+
 def figure_response(request: Request, figure: go.Figure) -> Response:
     """A figure as plotly JSON; arrays travel as base64 of their bytes, NaN included."""
     body: bytes = figure.to_json(validate=False).encode()

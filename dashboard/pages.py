@@ -59,7 +59,24 @@ def install(app: FastAPI, source: Source, *, cookie: str = "") -> None:
     app.include_router(_figures_of_several(source), include_in_schema=False)
     app.include_router(assets.router, include_in_schema=False)
     app.mount("/static", assets.own_files(_FOLDER / "static"), name="static")
+    _install_help(app, _FOLDER / "help")
     _install_error_page(app, templates)
+
+
+def _install_help(app: FastAPI, folder: Path) -> None:
+    """Adds the documentation, which a wheel has, and a clone after `make docs`."""
+    if (site := assets.help_pages(folder)) is not None:
+        app.mount("/help", site, name="help")
+        return
+
+    @app.get("/help", include_in_schema=False)
+    @app.get("/help/{path:path}", include_in_schema=False)
+    def not_built(path: str = "") -> Response:
+        raise HTTPException(
+            404,
+            "This installation was made without the help pages. In a clone `make docs` builds "
+            "them; start the server again afterwards. The same pages are the files of docs/.",
+        )
 
 
 def _pages(templates: Jinja2Templates, source: Source) -> APIRouter:

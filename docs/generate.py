@@ -8,64 +8,22 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
+from docs import interfaces, kinds
+from docs.markdown import NOTICE, sections, table
 from rankscope.agent.cli import COMMANDS
 from rankscope.agent.options import OPTIONS
 from rankscope.agent.probes import PROBES
 from rankscope.agent.schedule import TIERS
 from rankscope.agent.wire import LIMITS
 from rankscope.server.demo.faults import DEFAULT_FAULT, FAULTS
-from rankscope.server.detectors import DETECTORS
-from rankscope.server.detectors.policy import thresholds
 from rankscope.server.detectors.profiles import PROFILES
 
 DOCS = Path(__file__).parent
 README = DOCS.parent / "README.md"
 SETTINGS = DOCS / "detector-settings.md"
-_NOTICE = "<!-- Written by docs/generate.py (`make docs`). Do not edit by hand. -->"
-
-
-def detectors() -> str:
-    """Reference of everything that can be found: the docstrings of the detectors."""
-    lines = [
-        "# What Rankscope looks for",
-        "",
-        _NOTICE,
-        "",
-        "Each detector answers for every run: `ok`, `open`, or why it could not judge",
-        "(`insufficient_data`, `missing_input`, `not_applicable`, `suspended`, `off`, `error`).",
-        "The verdict carries all answers: what was not checked never reads as passed.",
-        "",
-        "Any of them can be switched off, and any threshold set, for a server or for a project:",
-        "[Settings of the detectors](detector-settings.md). Where each is checked and where it",
-        "fires: [coverage](coverage.md).",
-        "",
-        *_table(
-            ("kind", "needs", "ranks"),
-            (
-                (
-                    f"[`{kind}`](#{_anchor(kind)})",
-                    ", ".join(f"`{name}`" for name in detector.needs) or "-",
-                    f"{detector.min_ranks} or more",
-                )
-                for detector in DETECTORS
-                for kind in detector.kinds
-            ),
-        ),
-    ]
-    for detector in DETECTORS:
-        for kind in detector.kinds:
-            lines += ["", f'<a id="{_anchor(kind)}"></a>']
-        lines += ["", f"## {', '.join(detector.kinds)}", ""]
-        lines += _as_markdown(inspect.getdoc(detector) or "")
-        if declared := thresholds(detector.policies):
-            lines += ["", "### Thresholds", ""]
-            lines += _table(
-                ("name", "default", "unit", "meaning"),
-                ((f"`{t.name}`", f"{t.default:g}", t.unit or "-", t.meaning) for t in declared),
-            )
-    return "\n".join(lines) + "\n"
 
 
 def signals() -> str:
@@ -73,7 +31,7 @@ def signals() -> str:
     lines = [
         "# What the agent records",
         "",
-        _NOTICE,
+        NOTICE,
         "",
         "Each family of signals is a probe in a file of its own (`agent/probes/`). A probe that",
         "fails is switched off, reported once on the run's page, and leaves the others alone.",
@@ -110,7 +68,7 @@ def signals() -> str:
         "waits for their device.",
     ]
     for probe in PROBES:
-        lines += ["", f"## {probe.name}", "", *_as_markdown(_described(probe))]
+        lines += ["", f"## {probe.name}", "", *sections(_described(probe))]
     return "\n".join(lines) + "\n"
 
 
@@ -125,22 +83,28 @@ def reference() -> str:
         [
             "# Reference",
             "",
-            _NOTICE,
+            NOTICE,
             "",
             "## Options of `attach`",
             "",
             "Argument before environment variable before default.",
             "",
-            *_table(
+            *table(
                 ("option", "variable", "default", "meaning"),
                 ((f"`{o.name}`", f"`{o.variable}`", _default(o.default), o.help) for o in OPTIONS),
             ),
+            "",
+            "## Options of `rankscope serve`",
+            "",
+            *interfaces.serve_options(),
+            "",
+            "Where nothing is given, the database is `rankscope.db` in the user's data folder.",
             "",
             "## Commands",
             "",
             "`rankscope COMMAND --help` lists the arguments.",
             "",
-            *_table(
+            *table(
                 ("command", "does", "needs"),
                 (
                     (f"`rankscope {c.name}`", c.help, f"`rankscope[{c.extra}]`" if c.extra else "-")
@@ -164,7 +128,7 @@ def limits() -> str:
         [
             "# Limits of a batch",
             "",
-            _NOTICE,
+            NOTICE,
             "",
             "What `POST /api/v1/ingest` takes at most. What is over a limit is refused before",
             "anything is built of it, with status 422 (413 for a body that is too long) and a",
@@ -174,7 +138,7 @@ def limits() -> str:
             "",
             "The table is `agent/wire/limits.py`.",
             "",
-            *_table(
+            *table(
                 ("fields", "at most", "unit", "because"),
                 (
                     (
@@ -200,7 +164,7 @@ def _profiles() -> list[str]:
     def listed(kinds: Iterable[str]) -> str:
         return ", ".join(f"`{kind}`" for kind in kinds) or "-"
 
-    return _table(
+    return table(
         ("profile", "the loss is", "does not apply", "information at most"),
         (
             (f"`{name}`", p.what, listed(p.without), listed(sorted(p.lenient)))
@@ -218,23 +182,29 @@ def _between(text: str, what: str, lines: Sequence[str]) -> str:
 
 
 PAGES: dict[Path, Callable[[], str]] = {
-    DOCS / "detectors.md": detectors,
+    DOCS / "detectors.md": kinds.overview,
+    **{DOCS / "kinds" / f"{kind}.md": partial(kinds.page, kind) for kind in kinds.KINDS},
     SETTINGS: profiles,
     DOCS / "reference.md": reference,
     DOCS / "signals.md": signals,
     DOCS / "limits.md": limits,
+    DOCS / "python-api.md": interfaces.python,
+    DOCS / "rest.md": interfaces.rest,
 }
 
 
 def main() -> None:
-    """Writes every page."""
+    """Writes every page, and removes those of kinds that are no more."""
+    for path in set((DOCS / "kinds").glob("*.md")) - set(PAGES):
+        path.unlink()
     for path, page in PAGES.items():
+        path.parent.mkdir(exist_ok=True)
         path.write_text(page(), encoding="utf-8")
         sys.stdout.write(f"{path.relative_to(README.parent)}\n")
 
 
 def _faults() -> list[str]:
-    return _table(
+    return table(
         ("fault", "what happens", "where", "expected alert", "which names"),
         (
             (
@@ -249,16 +219,6 @@ def _faults() -> list[str]:
     )
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = [" | ".join(heads), " | ".join("---" for _ in heads)]
-    lines += [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
-    return [f"| {line} |" for line in lines]
-
-
-def _anchor(kind: str) -> str:
-    return kind.replace(".", "-").replace("_", "-")
-
-
 def _default(default: object) -> str:
     if callable(default):
         return "a folder under the user's cache folder"
@@ -268,17 +228,6 @@ def _default(default: object) -> str:
 def _named(rank: bool, tensor: bool, tolerance: int) -> str:
     step = "the very step" if tolerance == 0 else f"the step, within {tolerance}"
     return ", ".join(["the rank"] * rank + [step] + ["the tensor"] * tensor)
-
-
-def _as_markdown(docstring: str) -> list[str]:
-    """A google-style docstring: sections become headings, and lose their indent."""
-    lines: list[str] = []
-    for line in docstring.splitlines():
-        if line.endswith(":") and line[:-1].istitle() and not line.startswith(" "):
-            lines += [f"### {line[:-1]}", ""]
-        else:
-            lines.append(line.removeprefix("    "))
-    return lines
 
 
 if __name__ == "__main__":

@@ -2,17 +2,22 @@
 
 import configparser
 import platform
+import re
 import subprocess
 import sys
 import tomllib
 import zipfile
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from urllib.parse import urljoin
 
+import httpx
 import pytest
 import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests.support.servers.service import Service
 
 REPOSITORY = Path(__file__).parent.parent
 FOLDERS = ("agent", "server", "dashboard", "migrations")
@@ -70,6 +75,44 @@ def test_the_wheel_holds_every_tracked_file_and_no_other(wheel, tracked):
     there = {path for path in tracked if (REPOSITORY / path).exists()} - NOT_SHIPPED
     shipped = {n for n in wheel.namelist() if ".dist-info/" not in n and not n.endswith("/")}
     assert shipped - BUILT == {f"rankscope/{path}" for path in there}
+
+
+def test_a_built_site_is_in_the_wheel_and_served_from_there(tmp_path, tracked):
+    source = tmp_path / "source"
+    for path in [*tracked, "pyproject.toml", "setup.py", "README.md", "LICENSE"]:
+        if (REPOSITORY / path).exists():
+            (source / path).parent.mkdir(parents=True, exist_ok=True)
+            (source / path).write_bytes((REPOSITORY / path).read_bytes())
+    site = source / "dashboard" / "help"
+    for words, folder in (
+        (["mkdocs", "build", "--quiet", "--site-dir", str(site)], REPOSITORY),
+        (["build", "--no-isolation", "--wheel", "--outdir", str(tmp_path), "."], source),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", *words],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=180,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(tmp_path / "installed")
+    # Before the editable installation, which is asked for what the path does not have.
+    there = {"PYTHONPATH": str(tmp_path / "installed")}
+    with Service(tmp_path / "server", environment=there) as service:
+        home = httpx.get(f"{service.url}/help", follow_redirects=True)
+        assert home.status_code == 200
+        assert "default-src 'self'" in home.headers["Content-Security-Policy"]
+        page = httpx.get(f"{service.url}/help/kinds/loss.spike/")
+        assert page.status_code == 200
+        for loaded in re.findall(r'<script src="([^"]+)"', page.text):
+            script = httpx.get(urljoin(str(page.url), loaded))
+            assert script.status_code == 200, loaded
+            assert "javascript" in script.headers["Content-Type"]
+        assert httpx.get(f"{service.url}/help/no-such-page/").status_code == 404
 
 
 def test_every_package_says_that_it_is_typed(tracked):
