@@ -9,7 +9,7 @@ from tests.support.servers.service import Service, eventually
 
 pytestmark = pytest.mark.e2e
 
-SCRIPT = Path(__file__).parents[1] / "support" / "device_job.py"
+SCRIPT = Path(__file__).parents[1] / "support" / "jobs" / "device_job.py"
 AT = 40
 
 
