@@ -143,10 +143,11 @@ class Collectives:
         if self.current is None:
             if not self._is_slow(policy, usual):
                 return
-            # A sample alone may have been slow long before.
+            # The first slow sample may have been slow long before, and no later.
+            first = self.slow[0].step
             onset = times.rise(self.quiet, step)
             self.current = SlowCollectives(
-                first_step=self.slow[0].step if onset is None else onset,
+                first_step=first if onset is None else min(first, onset),
                 seen_step=step,
                 last_step=step,
                 clear_after=0,
