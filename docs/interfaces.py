@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.markdown import NOTICE, split, table
-from rankscope.agent.attach import attach
-from rankscope.agent.start import start
+from rankscope import agent
 from rankscope.agent.steps.array_monitor import ArrayMonitor
 from rankscope.agent.steps.torch_monitor import TorchMonitor
 from rankscope.server.app import create_app
@@ -30,7 +29,7 @@ def python() -> str:
         "A training script needs `from rankscope import agent` and one call. How it looks in each",
         "framework: [lines for each stack](using.md).",
     ]
-    lines += _function("agent.attach", attach) + _function("agent.start", start)
+    lines += _function("agent.attach", agent.attach) + _function("agent.start", agent.start)
     lines += ["", "## The monitor", "", "`attach` and `start` return a monitor for this rank."]
     for of, kind in (("attach", TorchMonitor), ("start", ArrayMonitor)):
         for name, member in inspect.getmembers(kind, inspect.isfunction):

@@ -69,7 +69,7 @@ class GrowingPolicy(Policy):
     certain: Sigmas = 20.0
     even: Share = 0.5
     keeps: Share = 0.9
-    observed: Observations = 256
+    observed: Observations = 160
     epochs: Times = 1.25
     soon: Times = 4.0
 
@@ -172,7 +172,7 @@ class MemoryGrowing(Detector[GrowingState]):
         autocorrelation of the residuals; that of each quarter at least half of it, that of the last
         quarter 0.9 times that of the first, and all of it 0.9 times that of as many blocks before:
         steps in size, and what fills up ever more slowly, are no growth. By 32 MiB and 5 % or more,
-        at four blocks in a row. It counts from 256 observations on, and after one and a quarter
+        at four blocks in a row. It counts from 160 observations on, and after one and a quarter
         epochs where the length of the loader is known (data kept in memory have been read then);
         before, where memory runs out soon, within the first epoch. Over when 16 blocks have not
         shown it.
