@@ -26,6 +26,7 @@ from rankscope.server.detectors.reduction.factors import (
     is_right_elsewhere,
     meaning_of,
 )
+from rankscope.server.detectors.reduction.gain import ReductionGain
 from rankscope.server.detectors.reduction.means import Means
 from rankscope.server.detectors.reduction.shards import ShardClipping
 from rankscope.server.detectors.reduction.unreduced import SERIES as LEFT
@@ -118,6 +119,7 @@ class ReductionState:
     unreduced: UnreducedGradients = field(default_factory=UnreducedGradients)
     losses: LossWeights = field(default_factory=LossWeights)
     clipped: ClippedBefore = field(default_factory=ClippedBefore)
+    gain: ReductionGain = field(default_factory=ReductionGain)
 
 
 class ReductionWrong(Detector[ReductionState]):
@@ -172,6 +174,11 @@ class ReductionWrong(Detector[ReductionState]):
         equal samples), the ranks that count otherwise are named by least squares. A multiple of the
         mean is recognised at three averages, and at the first one, after three in order, a rank
         that gave what all held after the one before.
+
+        What comes out as an approximation from the start (a hook that compresses): the share of the
+        mean that comes out, `<reduced, mean> / |mean|^2`, becomes N times as large, or one N-th, to
+        25 %, and 8 samples in a row are beyond all of the 16 before; `grad_norm` follows by sqrt(N)
+        or more (clipping that nobody posts gives the same norm).
 
         Under FSDP2, gradients that are kept unreduced when the optimizer steps, twice in a row
         (`gradients_unreduced`).
@@ -236,7 +243,7 @@ class ReductionWrong(Detector[ReductionState]):
             for watch in (state.watch, state.notes)
             for episode in watch.take(window.last_step)
         ]
-        findings += state.means.findings(window)
+        findings += state.means.findings(window) + state.gain.findings(window)
         for part in (state.shards, state.averages, state.unreduced):
             part.take(window)
             findings += part.findings(window)
@@ -251,6 +258,7 @@ class ReductionWrong(Detector[ReductionState]):
         expected = (1.0 if clip is None else clip) / (1.0 if scale is None else scale)
         if not (math.isfinite(expected) and expected > 0) or made.pattern == "accumulated":
             return  # another detector's matter
+        state.gain.observe(window, made, expected)
         fault = Fault(reduction=made, expected=expected)
         if made.pattern in ("stale", "late", "other"):
             state.streaks.pop(int(made.ranks[0]), None)
@@ -462,7 +470,7 @@ class ReductionWrong(Detector[ReductionState]):
             episode = watch.open(window.last_step)
             if episode is not None:
                 return Check(Status.OPEN, f"{finding_of(episode).title}.")
-        for part in (state.shards, state.means, state.averages, state.unreduced):
+        for part in (state.shards, state.means, state.averages, state.unreduced, state.gain):
             if title := part.title(window.last_step):
                 return Check(Status.OPEN, f"{title}.")
         hooks = _hooks(window)

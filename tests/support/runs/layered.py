@@ -248,6 +248,9 @@ def compressed(
     feedback: bool = False,
     noise: float = 0.0,
     clip: float = 1.0,
+    times: float = 1.0,
+    at: int = 0,
+    shrinks: bool = False,
     ranks: int = 4,
     steps: int = 120,
     every: int = 4,
@@ -259,8 +262,11 @@ def compressed(
         feedback: what is left out of a sample is added to the next one.
         noise: standard deviation of what is added to the gradient, in those of the mean.
         clip: coefficient that all gradients are multiplied by; it is posted.
+        times: what comes out is multiplied by this from step `at` on.
+        shrinks: what goes in is divided by `times` from step `at` on.
     """
     random = np.random.default_rng(seed)
+    norms = np.full((ranks, steps), np.nan)
     tensors, elements, buckets = 6, 2000, 64
     signs = random.choice([-1.0, 1.0], elements)
     places = random.integers(0, buckets, elements)
@@ -270,17 +276,23 @@ def compressed(
     memory, before = np.zeros((tensors, elements)), None
     for step in range(0, steps, every):
         local = random.standard_normal((ranks, tensors, elements))
+        if shrinks and step >= at:
+            local /= times
         whole = mean = local.mean(axis=0) + (memory if feedback else 0.0)
         if step >= after:
             floor = np.quantile(np.abs(mean), 1.0 - share, axis=1, keepdims=True)
             mean = np.where(np.abs(mean) >= floor, mean, 0.0)
         memory = whole - mean
         mean = clip * (mean + noise / math.sqrt(ranks) * random.standard_normal(mean.shape))
+        if step >= at:
+            mean = times * mean
+        norms[:, step] = np.sqrt((mean**2).sum())
         made.append(
             Reduction(
                 step=step,
                 ranks=np.arange(ranks),
                 tensor_count=tensors,
+                known=0 if hooks else tensors,
                 cosine=conservation.cosine(local @ turn, mean @ turn),
                 pattern="" if hooks else "other",
                 kept=float("nan") if hooks else conservation.kept(local @ turn, mean @ turn, 1.0),
@@ -295,6 +307,7 @@ def compressed(
         {
             "loss": np.full((ranks, steps), 1.0),
             "clip_coefficient": np.full((ranks, steps), clip),
+            "grad_norm": norms,
         },
         reductions=tuple(made),
         config={"data_parallel": {"communication_hooks": list(hooks)}} if hooks else {},
