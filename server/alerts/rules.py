@@ -327,6 +327,13 @@ RULES = (
         why="the loss rose until it was no longer finite",
     ),
     Rule(
+        root=("loss.diverging",),
+        root_has="power",
+        consequence=("loss.nonfinite", "gradient.nonfinite"),
+        same_ranks=False,
+        why="what has no minimum outgrows what numbers hold",
+    ),
+    Rule(
         root=("loss.oscillating", "loss.spike"),
         consequence=("loss.nonfinite", "loss.diverging", "loss.oscillating"),
         latest=EPISODE,

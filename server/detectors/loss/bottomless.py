@@ -26,6 +26,9 @@ _POWER = 1.25
 # Times the parameters have grown since the start. Values of states (an actor's loss) may fall as
 # fast while rewards are found, by parameters of usual size.
 _GROWN = 2.0
+# Times the first losses' size below zero that no sum of rewards and no likelihood comes to: a
+# density of 64 dimensions, each of them known to one part in 10^5, has a logarithm of 740.
+_BEYOND = 1e8
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class Falls:
     """What was seen: the first losses' size, the loss now, and how it falls with the steps.
 
     Attributes:
+        power: 0 where it does not fall from half of the steps on.
         grown: norm of the parameters over the first one.
     """
 
@@ -89,7 +93,9 @@ class Bottomless:
             self.watch.bad(step, facts).facts = facts
             return
         power = self._power() if far else 0.0
-        if power > _POWER and self._grown() > _GROWN:
+        # Of advantages that are normalised the first loss is rounding.
+        beyond = far and now < -_BEYOND * max(size, 1.0)
+        if beyond or (power > _POWER and self._grown() > _GROWN):
             onset = next(at for at, level in self.levels if level < -size)
             facts = Falls(size, now, power, self._grown())
             self.watch.bad(step, facts, first_step=onset).facts = facts
@@ -134,7 +140,10 @@ def finding(episode: Episode[Falls], *, game: bool) -> Finding:
         title=title_of(episode),
         cause=sentences(
             f"It fell with the power {number(facts.power)} of the number of steps, and the "
-            f"parameters have grown {number(facts.grown)}-fold: the further it falls, the faster. "
+            f"parameters have grown {number(facts.grown)}-fold: the further it falls, the faster."
+            if facts.power
+            else f"It is {number(-facts.now / facts.size)} times as far below zero as the first "
+            "losses were large.",
             "What is minimised has no minimum: its sign is wrong, or what bounds it from below is "
             "missing (a logarithm, a sigmoid, a square, a margin), so that the largest outputs "
             "are the best.",

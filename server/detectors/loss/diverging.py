@@ -135,7 +135,8 @@ class LossDiverging(Detector[DivergingState]):
         Below: the block lies further below 0 than 30 times the median size of the first 20 losses,
         and between half, three quarters and all of the steps, 100 or more, it fell with more than
         the power 1.25 of their number each time, while the norm of the parameters has come to more
-        than twice the first one. It lasts as long as the loss is that far below.
+        than twice the first one; or it lies below 10^8 times that size (or 1, if that is more),
+        which no likelihood comes to. It lasts as long as the loss is that far below.
 
     Severity:
         Warning; critical where all progress is lost, that is where the loss is above its start.

@@ -47,6 +47,16 @@ def test_what_has_no_minimum_falls_faster_and_faster(course):
     assert len(alerts(course, every=16)) == 1
 
 
+def test_what_is_beyond_every_likelihood_has_no_minimum_however_it_came_there():
+    course = np.where(EACH < 250, 2.0, 2.0 - np.exp(np.clip((EACH - 250) / 4.0, -1, 40)))
+    (alert,) = alerts(course, grown=1.3)
+    assert (alert.severity, alert.state) == ("critical", "open")
+    assert 250 <= alert.first_step <= 270
+    assert "as far below zero" in alert.cause
+    tiny = np.where(EACH < 30, 1e-9, -3.0)  # normalised advantages
+    assert alerts(tiny, grown=1.3) == []
+
+
 @pytest.mark.parametrize(
     "healthy",
     [
