@@ -37,7 +37,7 @@ def rank_heatmap(
     Of more than 128 ranks suspects and outliers have rows of their own; other rows share ranks, and
     show the one that lies farthest from the median of all.
     Colours span the 1st to the 99th percentile, of the logarithm where the values span a factor of
-    30 and are all positive. What is not finite has a colour apart.
+    30 and are all positive. What is not finite has a colour of its own.
 
     Args:
         curves: one a rank; where they are buckets, the end of a bucket is shown that lies farther
@@ -50,7 +50,7 @@ def rank_heatmap(
         x_range: first and last step that the axis shows; default: those of the data.
 
     Returns:
-        A figure; `layout.meta` has a summary, and the ranks with rows of their own as `apart`.
+        A figure; `layout.meta` has a summary, and the ranks with rows of their own as `marked`.
     """
     curves = sorted((c for c in curves if c.steps.size), key=lambda c: c.rank)
     settings = layout(theme)
@@ -64,15 +64,15 @@ def rank_heatmap(
         "showlegend": False,
     }
     if not curves:
-        settings["meta"] = {"summary": f"{metric}: no values yet", "apart": []}
+        settings["meta"] = {"summary": f"{metric}: no values yet", "marked": []}
         settings["xaxis"]["visible"] = settings["yaxis"]["visible"] = False
         settings["annotations"] = [nothing(f"No rank has posted {metric} at these steps", theme)]
         return go.Figure(data=[], layout=settings)
     ranks = [c.rank for c in curves]
     steps, values, there = _cells(curves, relative)
     strange = _outliers(curves)
-    apart = sorted({*(r for r in suspects if r in set(ranks)), *strange})
-    rows = rows_of(ranks, apart)
+    marked = sorted({*(r for r in suspects if r in set(ranks)), *strange})
+    rows = rows_of(ranks, marked)
     center = _median(values)
     shown = rows.farthest(np.where(np.isfinite(values), values, np.nan), center)
     broken = rows.largest(there & ~np.isfinite(values))
@@ -102,10 +102,10 @@ def rank_heatmap(
     settings["shapes"] = [s for s in shapes if s["type"] == "line"] + rows.divider(theme)
     settings["annotations"] = labels
     settings["xaxis"]["range"] = list(edges)
-    settings["yaxis"] |= rows.axis(apart) | {"range": [len(rows) - 0.5, -0.5]}
+    settings["yaxis"] |= rows.axis(marked) | {"range": [len(rows) - 0.5, -0.5]}
     settings["meta"] = {
-        "summary": _summary(metric, ranks, steps, apart, bool(broken.any())),
-        "apart": apart,
+        "summary": _summary(metric, ranks, steps, marked, bool(broken.any())),
+        "marked": marked,
         "rows": len(rows),
         "names": rows.names(),
         "log": scale.log,
@@ -164,12 +164,12 @@ def _scale(values: Float64, relative: bool) -> Scale:
 
 
 def _summary(
-    metric: str, ranks: Sequence[int], steps: Int64, apart: Sequence[int], broken: bool
+    metric: str, ranks: Sequence[int], steps: Int64, marked: Sequence[int], broken: bool
 ) -> str:
     head = f"{metric} of {len(ranks)} ranks, steps {int(steps[0])} to {int(steps[-1])}"
     parts = [head]
-    if apart:
-        parts.append(f"apart: rank{'s' if len(apart) > 1 else ''} {rank_list(apart)}")
+    if marked:
+        parts.append(f"marked: rank{'s' if len(marked) > 1 else ''} {rank_list(marked)}")
     if broken:
         parts.append("with values that are not finite")
     return "; ".join(parts)
