@@ -35,7 +35,7 @@ def test_every_probe_is_sabotaged_somewhere():
 
 def test_every_probe_there_is_is_asked():
     """A file with a probe that nobody asks would be sabotaged by nothing, either."""
-    modules = pkgutil.iter_modules(probes.__path__, f"{probes.__name__}.")
+    modules = pkgutil.walk_packages(probes.__path__, f"{probes.__name__}.")
     made = {
         value
         for module in modules

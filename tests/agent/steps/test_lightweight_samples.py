@@ -328,10 +328,10 @@ def test_what_needs_the_step_beside_is_not_asked_nor_are_losses_reported(attach,
     attach(model, optimizer)
     trained(model, optimizer, range(EVERY))
     seen = called(lambda: trained(model, optimizer, [EVERY]))
-    assert ("loss", "after_step") in seen
+    assert ("training", "after_step") in seen
     assert ("timing", "after_step") in seen
-    assert ("loss_sources", "after") not in seen
-    for name in ("queued", "written"):
+    assert ("sources", "after") not in seen
+    for name in ("run_queue_delay", "outside_writes"):
         assert (name, "before_step") not in seen
         assert (name, "after_step") not in seen
 

@@ -92,7 +92,7 @@ def test_steps_are_counted_without_a_call_of_the_monitor(attach, model, monkeypa
     assert hooks._sole_count is None
 
 
-AFTER_LOSS = ("loss_sources", "after")
+AFTER_LOSS = ("sources", "after")
 
 
 def test_losses_of_a_training_are_not_reported_between_samples(attach, model):
@@ -238,7 +238,7 @@ def test_the_processor_is_read_only_where_a_step_beside_is_sampled(attach, model
             monitor._schedule._exponents["basic"] = 0
             monitor._schedule._masks = (0, *(-1 for _ in range(4)))
         calls = called(lambda step=step: trained(model, optimizer, [step]))
-        if ("loss", "after_step") in calls:
+        if ("training", "after_step") in calls:
             asked[step] = ("processor_time", "read") in calls
     assert asked == {16: False, 32: False, 48: True, 49: True, 50: True}
 
