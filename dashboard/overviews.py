@@ -21,7 +21,7 @@ from rankscope.dashboard.figures import (
     time_shares,
 )
 from rankscope.dashboard.figures.times import SERIES
-from rankscope.dashboard.parameters import Step, Theme, known, shown
+from rankscope.dashboard.parameters import Theme, Viewed, known
 from rankscope.dashboard.source import LayerValues, Selection, Source
 
 _MOST_TICKS = 6
@@ -42,23 +42,21 @@ def _by_rank(router: APIRouter, source: Source) -> None:
     def ranks_by_steps(
         request: Request,
         run: str,
+        view: Viewed,
         metric: str,
         relative: bool = False,
-        from_step: Step = None,
-        to_step: Step = None,
         columns: Annotated[int, Query(ge=10, le=1000)] = 240,
-        theme: Theme = "light",
     ) -> Response:
         known(source, run)
-        wanted = Selection(from_step=from_step, to_step=to_step, max_points=columns)
+        wanted = Selection(from_step=view.from_step, to_step=view.to_step, max_points=columns)
         figure = rank_heatmap(
             source.curves(run, metric, wanted),
             metric=metric,
-            theme=THEMES[theme],
+            theme=view.theme,
             suspects=source.suspects(run),
             relative=relative,
             marks=source.marks(run),
-            x_range=shown(from_step, to_step),
+            x_range=view.axis,
         )
         return assets.figure_response(request, figure)
 
@@ -66,15 +64,13 @@ def _by_rank(router: APIRouter, source: Source) -> None:
     def times(
         request: Request,
         run: str,
-        from_step: Step = None,
-        to_step: Step = None,
-        theme: Theme = "light",
+        view: Viewed,
     ) -> Response:
         known(source, run)
-        wanted = Selection(from_step=from_step, to_step=to_step, max_points=200)
+        wanted = Selection(from_step=view.from_step, to_step=view.to_step, max_points=200)
         figure = time_by_rank(
             {name: source.curves(run, name, wanted) for name in SERIES},
-            theme=THEMES[theme],
+            theme=view.theme,
             suspects=source.suspects(run),
         )
         return assets.figure_response(request, figure)
@@ -83,17 +79,15 @@ def _by_rank(router: APIRouter, source: Source) -> None:
     def shares(
         request: Request,
         run: str,
-        from_step: Step = None,
-        to_step: Step = None,
-        theme: Theme = "light",
+        view: Viewed,
     ) -> Response:
         known(source, run)
-        wanted = Selection(from_step=from_step, to_step=to_step, max_points=300)
+        wanted = Selection(from_step=view.from_step, to_step=view.to_step, max_points=300)
         names = ("wait_seconds", "data_seconds", "step_seconds")
         figure = time_shares(
-            {name: source.curves(run, name, wanted) for name in names}, theme=THEMES[theme]
+            {name: source.curves(run, name, wanted) for name in names}, theme=view.theme
         )
-        if (span := shown(from_step, to_step)) is not None:
+        if (span := view.axis) is not None:
             figure.layout.xaxis.range = list(span)
         return assets.figure_response(request, figure)
 
@@ -103,18 +97,16 @@ def _by_layer_and_alert(router: APIRouter, source: Source) -> None:
     def layers_by_steps(
         request: Request,
         run: str,
+        view: Viewed,
         metric: str,
         table: str = "parameters",
         rank: Annotated[int | None, Query(ge=0)] = None,
-        from_step: Step = None,
-        to_step: Step = None,
         columns: Annotated[int, Query(ge=10, le=1000)] = 200,
         letters: Annotated[int, Query(ge=4, le=100)] = 30,
-        theme: Theme = "light",
     ) -> Response:
         known(source, run)
         ranks = None if rank is None else [rank]
-        wanted = Selection(ranks=ranks, from_step=from_step, to_step=to_step)
+        wanted = Selection(ranks=ranks, from_step=view.from_step, to_step=view.to_step)
         found = source.layers(run, metric, table, wanted)
         if found is None:
             found = LayerValues(rank or 0, (), np.empty(0, np.int64), np.empty((0, 0)))
@@ -126,9 +118,9 @@ def _by_layer_and_alert(router: APIRouter, source: Source) -> None:
             high,
             metric=metric,
             rank=found.rank,
-            theme=THEMES[theme],
+            theme=view.theme,
             marks=source.marks(run),
-            x_range=shown(from_step, to_step),
+            x_range=view.axis,
             letters=letters,
         )
         return assets.figure_response(request, figure)

@@ -24,7 +24,7 @@ from rankscope.dashboard.figures import (
     rank_curves,
     run_curves,
 )
-from rankscope.dashboard.parameters import Step, Theme, known, shown
+from rankscope.dashboard.parameters import Step, Theme, Viewed, known, shown
 from rankscope.dashboard.source import Selection, Source
 
 _FOLDER = Path(__file__).parent
@@ -190,25 +190,23 @@ def _figures(source: Source) -> APIRouter:
     def divergence(
         request: Request,
         run: str,
+        view: Viewed,
         stage: str | None = None,
-        from_step: Step = None,
-        to_step: Step = None,
         selected: Step = None,
         columns: Annotated[int, Query(ge=10, le=1000)] = 240,
-        theme: Theme = "light",
     ) -> Response:
         known(source, run)
-        facts = source.divergence(run, stage=stage, from_step=from_step, to_step=to_step)
+        facts = source.divergence(run, stage=stage, from_step=view.from_step, to_step=view.to_step)
         figure = divergence_heatmap(
             facts.ranks,
             facts.steps,
             facts.relative,
             facts.checked,
             stage=facts.stage,
-            theme=THEMES[theme],
+            theme=view.theme,
             marks=source.marks(run),
             columns=columns,
-            x_range=shown(from_step, to_step),
+            x_range=view.axis,
             selected=selected,
             until=facts.until,
             counts=facts.counts,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import HTTPException, Query
+from fastapi import Depends, HTTPException, Query
 
+from rankscope.dashboard.figures import THEMES
+from rankscope.dashboard.figures.theme import Theme as Colors
 from rankscope.dashboard.source import Source
 
 Theme = Annotated[str, Query(pattern="^(light|dark)$")]
@@ -36,3 +39,29 @@ def shown(from_step: int | None, to_step: int | None) -> tuple[float, float] | N
     if from_step > to_step:
         raise HTTPException(422, f"from_step {from_step} lies behind to_step {to_step}.")
     return float(from_step), float(to_step)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is asked for of any figure over the steps.
+
+    Attributes:
+        from_step, to_step: first and last step; None: from the first, to the last.
+        theme: colours.
+    """
+
+    from_step: int | None
+    to_step: int | None
+    theme: Colors
+
+    @property
+    def axis(self) -> tuple[float, float] | None:
+        """As of `shown`."""
+        return shown(self.from_step, self.to_step)
+
+
+def _view(from_step: Step = None, to_step: Step = None, theme: Theme = "light") -> View:
+    return View(from_step, to_step, THEMES[theme])
+
+
+Viewed = Annotated[View, Depends(_view)]

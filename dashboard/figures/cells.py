@@ -1,14 +1,15 @@
-"""Cells in the colours of one continuous scale, zeros and what is no number in colours apart."""
+"""Cells in the colours of one continuous scale, zeros and what is no number in others."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rankscope.dashboard.figures.arrays import Bool, Float64
+from rankscope.dashboard.figures.arrays import Bool, Float64, Int64
 from rankscope.dashboard.figures.text import inert, number
 from rankscope.dashboard.figures.theme import Theme, rank_colors
 
@@ -17,6 +18,8 @@ _COLORS = 12
 _ROBUST = (1.0, 99.0)
 # Decades of a logarithmic scale: fewer would show noise as structure, more would hide structure.
 _FEWEST, _MOST = 1.0, 12.0
+# Texts of more cells would be megabytes.
+_MOST_TEXTS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +61,11 @@ def value_traces(
     values: Float64,
     there: Bool,
     *,
+    steps: Int64,
+    rows: Sequence[str],
     scale: Scale,
     theme: Theme,
     title: str,
-    common: dict[str, Any],
-    where: str = "%{text}",
 ) -> list[dict[str, Any]]:
     """Heatmaps over each other, each with cells of its own; what none covers has no value.
 
@@ -71,10 +74,21 @@ def value_traces(
     Args:
         values: float64 [A, B].
         there: bool [A, B]: whether a cell has a value, which may be NaN.
+        steps: int64 [B].
+        rows: names of the rows, [A], as they may stand in markup.
         title: of the colour bar.
-        common: what all share (x, y, gaps, texts).
-        where: the first line of what is said of a cell.
     """
+    text = np.char.add(np.array(rows)[:, None], np.array([f"<br>step {s}" for s in steps]))
+    few = text.size <= _MOST_TEXTS
+    where = "%{text}" if few else "row %{y}, step %{x}"
+    common: dict[str, Any] = {
+        "x": steps,
+        "y": np.arange(len(rows)),
+        "xgap": 1 if len(steps) <= 60 else 0,
+        "ygap": 1 if len(rows) <= 64 else 0,
+    }
+    if few:
+        common["text"] = text
     finite = there & np.isfinite(values)
     zero = finite & (values <= 0) if scale.log else np.zeros_like(finite)
     shown = finite & ~zero

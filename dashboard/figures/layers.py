@@ -18,7 +18,6 @@ from rankscope.dashboard.figures.units import axis_title
 # More tensors than this share rows, in the model's order.
 _MOST_ROWS = 160
 _MOST_TICKS = 24
-_MOST_TEXTS = 20_000
 
 
 def layer_heatmap(
@@ -76,26 +75,15 @@ def layer_heatmap(
     values = _farthest(low, high)
     width = -(-len(names) // _MOST_ROWS)
     shown, labels = _on_rows(values, names, width)
-    text = np.char.add(
-        np.array([inert(label) for label in labels])[:, None],
-        np.array([f"<br>step {s}" for s in steps]),
-    )
-    few = text.size <= _MOST_TEXTS
     held = ~np.isnan(shown)
     traces = value_traces(
         shown,
         held,
+        steps=steps,
+        rows=[inert(label) for label in labels],
         scale=scale,
         theme=theme,
         title=inert(title, 60),
-        common={
-            "x": steps,
-            "y": np.arange(len(labels)),
-            "xgap": 1 if len(steps) <= 60 else 0,
-            "ygap": 1 if len(labels) <= 64 else 0,
-        }
-        | ({"text": text} if few else {}),
-        where="%{text}" if few else "row %{y}, step %{x}",
     )
     edges = x_range or with_marks(_edges(steps), marks)
     shapes, symbols = mark_layout(marks, theme, edges)

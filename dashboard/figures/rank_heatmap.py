@@ -18,8 +18,6 @@ from rankscope.dashboard.figures.units import axis_title
 
 # From this ratio of the largest to the smallest value on, colours follow the logarithm.
 _WIDE = 30.0
-# Texts of more cells would be megabytes.
-_MOST_TEXTS = 20_000
 
 
 def rank_heatmap(
@@ -80,22 +78,14 @@ def rank_heatmap(
     held = rows.largest(there)
     scale = _scale(values, relative)
     title = f"{metric} / median of ranks" if relative else axis_title(metric)
-    text = np.char.add(np.array(rows.names())[:, None], np.array([f", step {s}" for s in steps]))
-    few = text.size <= _MOST_TEXTS
     traces = value_traces(
         shown,
         held,
+        steps=steps,
+        rows=rows.names(),
         scale=scale,
         theme=theme,
         title=inert(title, 60),
-        common={
-            "x": steps,
-            "y": np.arange(len(rows)),
-            "xgap": 1 if len(steps) <= 60 else 0,
-            "ygap": 1 if len(rows) <= 64 else 0,
-        }
-        | ({"text": text} if few else {}),
-        where="%{text}" if few else "row %{y}, step %{x}",
     )
     edges = x_range or with_marks((float(steps[0]) - 0.5, float(steps[-1]) + 0.5), marks)
     shapes, labels = mark_layout(marks, theme, edges)

@@ -30,7 +30,7 @@ export function exportMenu(plot, name) {
     },
     el("summary", { class: "button quiet", title: "Save as CSV, PNG or SVG", "aria-label": `Save ${name()}` }, "\u2193"),
     el("div", { class: "panel" },
-      save("csv", async () => `data:text/csv;charset=utf-8,${encodeURIComponent(csv(plot.node.data ?? []))}`),
+      save("csv", async () => `data:text/csv;charset=utf-8,${encodeURIComponent(csv(plot.node.data ?? [], plot.node.layout?.meta?.names))}`),
       save("png", picture("png")),
       save("svg", picture("svg"))),
   );
@@ -48,10 +48,13 @@ function download(href, name) {
 const quoted = (value) => (/[",\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : String(value));
 const line = (cells) => cells.map((cell) => quoted(cell ?? "")).join(",");
 
-/** Lines and bars: a column each, by step or rank. Cells: what names them, and their value. */
-export function csv(traces) {
+/**
+ * Lines and bars: a column each, by step or rank. Cells: what names them, and their value.
+ * @param rows names of the rows of cells, where their texts do not say them
+ */
+export function csv(traces, rows) {
   const cells = traces.filter((t) => t.type === "heatmap");
-  if (cells.length) return table(cells);
+  if (cells.length) return table(cells, rows);
   const lines = traces.filter((t) => ["raw", "median", "part"].includes(t.meta?.role));
   const bars = lines.some((t) => t.type === "bar");
   const names = bars ? lines[0].customdata : null;
@@ -68,14 +71,14 @@ export function csv(traces) {
   return [line(head), ...ordered.map((x) => line([names ? names[x] : x, ...head.slice(1).map((_, i) => rows.get(x)[i])]))].join("\n") + "\n";
 }
 
-function table(traces) {
+function table(traces, rows) {
   const out = ["row,step,what,value"];
   for (const trace of traces) {
     const [xs, z] = [values(trace.x), grid(trace.z)];
     const numbers = trace.customdata ? grid(trace.customdata) : null;
     z.forEach((row, y) => row.forEach((cell, x) => {
       if (cell === null || Number.isNaN(cell)) return;
-      out.push(line([trace.text ? String(trace.text[y][x]).split(/,? ?(?:<br>)?step/)[0] : y, xs[x], trace.meta.role, numbers ? numbers[y][x] : ""]));
+      out.push(line([trace.text ? String(trace.text[y][x]).split(/,? ?(?:<br>)?step/)[0] : rows?.[y] ?? y, xs[x], trace.meta.role, numbers ? numbers[y][x] : ""]));
     }));
   }
   return `${out.join("\n")}\n`;
