@@ -50,11 +50,11 @@ const line = (cells) => cells.map((cell) => quoted(cell ?? "")).join(",");
 
 /**
  * Lines and bars: a column each, by step or rank. Cells: what names them, and their value.
- * @param rows names of the rows of cells, where their texts do not say them
+ * @param labels of the rows of cells, where their texts do not say them
  */
-export function csv(traces, rows) {
+export function csv(traces, labels) {
   const cells = traces.filter((t) => t.type === "heatmap");
-  if (cells.length) return table(cells, rows);
+  if (cells.length) return table(cells, labels);
   const lines = traces.filter((t) => ["raw", "median", "part"].includes(t.meta?.role));
   const bars = lines.some((t) => t.type === "bar");
   const names = bars ? lines[0].customdata : null;
@@ -71,14 +71,14 @@ export function csv(traces, rows) {
   return [line(head), ...ordered.map((x) => line([names ? names[x] : x, ...head.slice(1).map((_, i) => rows.get(x)[i])]))].join("\n") + "\n";
 }
 
-function table(traces, rows) {
+function table(traces, labels) {
   const out = ["row,step,what,value"];
   for (const trace of traces) {
     const [xs, z] = [values(trace.x), grid(trace.z)];
     const numbers = trace.customdata ? grid(trace.customdata) : null;
     z.forEach((row, y) => row.forEach((cell, x) => {
       if (cell === null || Number.isNaN(cell)) return;
-      out.push(line([trace.text ? String(trace.text[y][x]).split(/,? ?(?:<br>)?step/)[0] : rows?.[y] ?? y, xs[x], trace.meta.role, numbers ? numbers[y][x] : ""]));
+      out.push(line([trace.text ? String(trace.text[y][x]).split(/,? ?(?:<br>)?step/)[0] : labels?.[y] ?? y, xs[x], trace.meta.role, numbers ? numbers[y][x] : ""]));
     }));
   }
   return `${out.join("\n")}\n`;
