@@ -55,7 +55,8 @@ class GrowingPolicy(Policy):
             before (of the second half 0.6, which is the same of a power of time): what fills up
             grows more slowly; a square root comes to 0.85 of it, and 0.41.
         observed: observations before which it counts only where memory runs out soon: caches fill
-            evenly, too.
+            evenly, too. 120 are the least that a slope and four judgements of it need (26 blocks
+            of 4, and 4 more); a third more is left to what a start takes up.
         epochs: the same as a number of epochs, where their length is known: data that are kept in
             memory have all been read then.
         soon: a warning where memory runs out within this many times as long as it has been growing.

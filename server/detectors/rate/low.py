@@ -29,7 +29,8 @@ class LowPolicy(Policy):
 
     Attributes:
         evidence: losses that are needed before anything is judged.
-        soon: losses that are enough where all steps so far together are negligible.
+        soon: losses that are enough where all steps so far together are negligible: the first half
+            of them is averaged (`first`), and as many are compared with that.
         negligible: share of the parameters that they and as many more add up to then, at most, even
             if all have one direction: rounding a model to bfloat16 changes it by more.
         small_update: median update, relative to the parameters, below which it is too small;
