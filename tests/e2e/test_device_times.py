@@ -7,7 +7,7 @@ import pytest
 from tests.support.jobs.ranks import started_ranks
 from tests.support.servers.service import Service, eventually
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
 SCRIPT = Path(__file__).parents[1] / "support" / "jobs" / "device_job.py"
 AT = 40
