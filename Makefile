@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+HELP := dashboard/help/index.html
 STACKS_VENV := .venv-stacks
 STACKS_STAMP := $(STACKS_VENV)/.installed
 ARGS ?=
@@ -67,7 +68,11 @@ fix: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-demo: $(STAMP)
+# The pages that the dashboard's Help leads to.
+$(HELP): $(STAMP) mkdocs.yml docs/site_hooks.py $(wildcard docs/*.md docs/*/*.md)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+demo: $(STAMP) $(HELP)
 	@$(BIN)/rankscope demo $(ARGS)
 
 faultlab: $(STAMP)
@@ -84,7 +89,7 @@ corpus: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m docs.generate
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	$(MAKE) $(HELP)
 
 screenshot: $(STAMP)
 	@.ci/browser
