@@ -12,8 +12,8 @@ from pydantic import BaseModel, Field
 
 from rankscope.server.api.deps import Database
 from rankscope.server.api.models import time_of
-from rankscope.server.storage.reading import fleet
 from rankscope.server.storage.database.engine import reading
+from rankscope.server.storage.reading import fleet
 
 router = APIRouter(tags=["alerts"])
 
