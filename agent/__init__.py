@@ -31,9 +31,12 @@ _ADAPTERS = "rankscope.agent.integrations"
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        return version("rankscope")
+        try:
+            return version("rankscope")
+        except PackageNotFoundError:
+            return "unknown"  # a checkout on the module path, which nobody has installed
     if name in _HOMES:
         # `import_module` binds the submodule `attach` or `start` in this package; the function must
         # win, so it is bound again here, and this hook is not called for it a second time.

@@ -7,7 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module, metadata
+from importlib import import_module
+
+from rankscope import agent
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_help())
         return 0 if given else USAGE_ERROR
     if given[0] in ("-V", "--version"):
-        print(f"rankscope {metadata.version('rankscope')}")
+        print(f"rankscope {agent.__version__}")
         return 0
     command = next((c for c in COMMANDS if c.name == given[0]), None)
     if command is None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import urllib3
 
+from rankscope import agent
 from rankscope.agent import wire
 from rankscope.agent.delivery.spool import SpoolFolder, folders_below
 from rankscope.agent.fingerprint import kernel
@@ -105,7 +106,7 @@ def examine(asked: Mapping[str, object], environ: Mapping[str, str]) -> Iterator
 
 
 def _versions() -> Iterator[Line]:
-    yield Line("rankscope", OK, metadata.version("rankscope"))
+    yield Line("rankscope", OK, agent.__version__)
     version = platform.python_version()
     yield Line("python", OK, f"{version} on {platform.system()} {platform.machine()}")
     there = [f"{name} {v}" for name in _PACKAGES if (v := _version(name)) is not None]

@@ -25,6 +25,26 @@ _log = logging.getLogger("rankscope")
 observers: list[Callable[[str, Exception], None]] = []
 
 
+def _never() -> bool:
+    return False
+
+
+# Whether a device records what this thread gives it, to be done later and again (a CUDA graph):
+# what ran of ours then would become a part of the trainer's graph, or end the recording with an
+# error. So nothing does. Known by what knows the framework: see `quiet_while`.
+_is_recording: Callable[[], bool] = _never
+
+
+def quiet_while(is_recording: Callable[[], bool]) -> None:
+    """What is guarded does nothing while the function says so.
+
+    Args:
+        is_recording: must not raise.
+    """
+    global _is_recording
+    _is_recording = is_recording
+
+
 class Probe:
     """Contains the faults of one probe; a context manager that can be used again and nested.
 
@@ -71,7 +91,7 @@ class Probe:
         @functools.wraps(function)
         def guarded(*args: Given.args, **kwargs: Given.kwargs) -> Result | None:
             # As `with self`, without its two calls: some are the hooks of every tensor.
-            if self.enabled:
+            if self.enabled and not _is_recording():
                 try:
                     return function(*args, **kwargs)
                 except Exception as fault:  # noqa: BLE001
@@ -127,6 +147,8 @@ def contained(method: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(method)
     def wrapper(self: Any, *args: Any) -> None:
+        if _is_recording():
+            return
         try:
             method(self, *args)
         except Exception as fault:  # noqa: BLE001
@@ -142,6 +164,8 @@ def contained_keywords(method: Callable[[Any, dict[str, Any]], None]) -> Callabl
     """
 
     def wrapper(self: Any, /, **given: Any) -> None:
+        if _is_recording():
+            return
         try:
             method(self, given)
         except Exception as fault:  # noqa: BLE001
@@ -167,6 +191,8 @@ def process_wide(
     def decorated(function: Callable[Given, Result]) -> Callable[Given, Result | None]:
         @functools.wraps(function)
         def guarded(*args: Given.args, **kwargs: Given.kwargs) -> Result | None:
+            if _is_recording():
+                return None
             try:
                 return function(*args, **kwargs)
             except Exception as fault:  # noqa: BLE001

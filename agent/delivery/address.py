@@ -5,10 +5,10 @@ from __future__ import annotations
 import ipaddress
 import urllib.request
 from collections.abc import Mapping
-from importlib import metadata
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from rankscope import agent
 from rankscope.agent import wire
 
 INGEST_PATH = "/api/v1/ingest"
@@ -37,7 +37,7 @@ def address_of(server: str, token: str | None) -> Address:
     """
     headers = {
         "Content-Type": wire.CONTENT_TYPE,
-        "User-Agent": f"rankscope-agent/{metadata.version('rankscope')}",
+        "User-Agent": f"rankscope-agent/{agent.__version__}",
     }
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rankscope.agent.fingerprint.plan import FingerprintPlan as FingerprintPlan
     from rankscope.agent.fingerprint.plan import FingerprintValues as FingerprintValues
+    from rankscope.agent.fingerprint.plan import OpenSketches as OpenSketches
     from rankscope.agent.fingerprint.plan import Pending as Pending
 
-__all__ = ["FingerprintPlan", "FingerprintValues", "Pending"]
+__all__ = ["FingerprintPlan", "FingerprintValues", "OpenSketches", "Pending"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,15 @@ import numpy as np
 import torch
 
 from rankscope.agent.fingerprint.constants import BLOCK, BUCKETS, TURN, block_hashes, order, table
-from rankscope.agent.fingerprint.values import as_numbers, flat, lookup, lookup_row, real
+from rankscope.agent.fingerprint.results import Results
+from rankscope.agent.fingerprint.values import (
+    as_numbers,
+    flat,
+    lookup,
+    lookup_row,
+    placed,
+    real,
+)
 
 # Blocks that are treated at a time, a multiple of 64: 32 MiB of int64 or float64.
 _BLOCKS = 1 << 13
@@ -30,28 +38,38 @@ class TorchKernels:
             most = max(most, numbers, words)
         hashes = block_hashes(0, -(-most // BLOCK))
         turns = (np.arange(BUCKETS)[None, :] - TURN * np.arange(BUCKETS)[:, None]) % BUCKETS
-        self._multipliers = torch.from_numpy(table().astype(np.int64)).to(device)
-        self._table = torch.from_numpy(table()).to(device)
-        self._weights = torch.from_numpy((hashes | np.uint64(1)).view(np.int64)).to(device)
-        self._shifts = torch.from_numpy((hashes >> np.uint64(59)).astype(np.int32)).to(device)
+        self._multipliers = placed(table().astype(np.int64), device)
+        self._table = placed(table(), device)
+        self._weights = placed((hashes | np.uint64(1)).view(np.int64), device)
+        self._shifts = placed((hashes >> np.uint64(59)).astype(np.int32), device)
         negated = (hashes >> np.uint64(58)) & np.uint64(1)
-        self._signs = torch.from_numpy(1.0 - 2.0 * negated.astype(np.float64)).to(device)
-        self._order = torch.from_numpy(order()).to(device)
-        self._turns = torch.from_numpy(turns).to(device)
-        self._lookup = torch.from_numpy(lookup()).to(device)
+        self._signs = placed(1.0 - 2.0 * negated.astype(np.float64), device)
+        self._order = placed(order(), device)
+        self._turns = placed(turns, device)
+        self._lookup = placed(lookup(), device)
 
     @torch.no_grad()
     def launch(
         self,
         tensors: Sequence[torch.Tensor],
-        digests: torch.Tensor,
-        sketches: torch.Tensor | None,
+        results: Results,
+        *,
+        sketches: bool,
+        digests: bool,
     ) -> None:
-        """Computes the results of the tensors into int64 [n] and float64 [n, BUCKETS]."""
+        """Computes the results of the tensors; sums of squares come with sketches."""
         for row, tensor in enumerate(tensors):
-            digests[row].copy_(self._digest(tensor))
-            if sketches is not None:
-                sketches[row].copy_(self._sketch(tensor))
+            if digests:
+                results.digests[row].copy_(self._digest(tensor))
+            if sketches:
+                self.launch_one(row, tensor, results)
+
+    @torch.no_grad()
+    def launch_one(self, row: int, tensor: torch.Tensor, results: Results) -> None:
+        """Sketch and sum of squares of one tensor alone."""
+        sketch, squares = self._sketch(tensor)
+        results.sketches[row].copy_(sketch)
+        results.squares[row].copy_(squares)
 
     def _digest(self, tensor: torch.Tensor) -> torch.Tensor:
         octets = flat(tensor).view(torch.uint8)
@@ -69,12 +87,13 @@ class TorchKernels:
             total += (sums * self._weights[first : first + rows]).sum()
         return total
 
-    def _sketch(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _sketch(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         values = flat(tensor)
         lookup_in = lookup_row(values.dtype)
         values = as_numbers(values)
         device = values.device
         sums = torch.zeros(BUCKETS, BLOCK, dtype=torch.float64, device=device)
+        squares = torch.zeros((), dtype=torch.float64, device=device)
         step = _BLOCKS * BLOCK
         for start in range(0, values.numel(), step):
             part = values[start : start + step]
@@ -84,10 +103,11 @@ class TorchKernels:
             rounds = -(-part.numel() // (BUCKETS * BLOCK))
             padded = torch.zeros(rounds * BUCKETS, BLOCK, dtype=torch.float64, device=device)
             padded.view(-1)[: part.numel()].copy_(part)
+            squares += padded.view(-1).dot(padded.view(-1))
             used = -(-part.numel() // BLOCK)
             shifted = self._table << self._shifts[first : first + used, None]
             signs = torch.where(shifted < 0, -1.0, 1.0) * self._signs[first : first + used, None]
             padded[:used] *= signs
             sums += padded.view(rounds, BUCKETS, BLOCK).sum(0)
         buckets = sums[:, self._order].view(BUCKETS, 8, BUCKETS).sum(1)
-        return buckets.gather(1, self._turns).sum(0)
+        return buckets.gather(1, self._turns).sum(0), squares

@@ -41,7 +41,7 @@ import numpy as np
 import torch
 
 from rankscope.agent.fingerprint.constants import BUCKETS, tensor_key
-from rankscope.agent.fingerprint.device import DeviceRun, DeviceTensors
+from rankscope.agent.fingerprint.device import DeviceRun, DeviceTensors, OpenRun
 from rankscope.agent.fingerprint.host import HostTensors
 from rankscope.agent.wire import Float64, UInt64
 
@@ -56,8 +56,7 @@ class FingerprintValues:
     Attributes:
         digests: uint64 [T].
         sketches: float64 [T, BUCKETS], or None where they were not asked for.
-        squares: sums of squares, float64 [T]; None where they were not asked for, or where not all
-            of the tensors are on the host.
+        squares: sums of squares, float64 [T]; None where they were not asked for.
     """
 
     digests: UInt64
@@ -69,11 +68,11 @@ class Pending:
     """Fingerprints that may still be under way. To be used by one thread at a time.
 
     Attributes:
-        squares: those of the result; where there are any, they are there at once.
+        squares: those of the result, where they are there at once: of tensors on the host.
     """
 
     def __init__(self, fingerprints: FingerprintValues, runs: list[DeviceRun]) -> None:
-        self.squares = fingerprints.squares
+        self.squares = None if runs else fingerprints.squares
         self._fingerprints = fingerprints
         self._runs = runs
 
@@ -84,9 +83,40 @@ class Pending:
     def result(self) -> FingerprintValues:
         """The fingerprints; waits for the devices where they have not arrived."""
         for run in self._runs:
-            run.write(self._fingerprints.digests, self._fingerprints.sketches)
+            found = self._fingerprints
+            run.write(found.digests, found.sketches, found.squares)
         self._runs = []
         return self._fingerprints
+
+
+class OpenSketches:
+    """Sketches to which the tensors of a plan are given one by one.
+
+    Args:
+        rows: positions in the plan of those that are on the device.
+        count: of the tensors of the plan.
+    """
+
+    def __init__(self, run: OpenRun, rows: Sequence[int], count: int) -> None:
+        self._run = run
+        self._places = {row: place for place, row in enumerate(rows)}
+        self._count = count
+
+    def add(self, index: int, tensor: torch.Tensor) -> None:
+        """Takes the sketch of one tensor as it is now; waits for nothing.
+
+        Args:
+            index: its position in the plan; each at most once.
+            tensor: of the size, type and device of the plan's. An empty one counts as zeros.
+        """
+        if index in self._places:
+            self._run.add(self._places[index], tensor)
+
+    def close(self) -> Pending:
+        """All have been given: what was found, with zeros for those that were not."""
+        digests = np.zeros(self._count, dtype=np.uint64)
+        sketches, squares = np.zeros((self._count, BUCKETS)), np.zeros(self._count)
+        return Pending(FingerprintValues(digests, sketches, squares), [self._run.close()])
 
 
 class FingerprintPlan:
@@ -154,16 +184,28 @@ class FingerprintPlan:
             tensors: those of the plan.
             sketches: whether sketches are wanted.
             digests: whether digests are; without, they may be 0.
-            squares: whether sums of squares are.
+            squares: whether sums of squares are; on a device they come with the sketches.
         """
         digested = np.zeros(len(self.names), dtype=np.uint64)
         sketched = np.zeros((len(self.names), BUCKETS)) if sketches else None
-        squared = np.zeros(len(self.names)) if squares and self.on_host else None
+        squared = np.zeros(len(self.names)) if squares else None
         # Devices first: they work while the host does its part.
-        runs = [part.begin(tensors, sketches=sketches) for part in self._elsewhere]
+        runs = [
+            part.begin(tensors, sketches=sketches or squares, digests=digests)
+            for part in self._elsewhere
+        ]
         if self._host is not None:
             self._host.compute(tensors, digested if digests else None, sketched, squared)
         return Pending(FingerprintValues(digested, sketched, squared), runs)
+
+    def open(self) -> OpenSketches:
+        """Sketches and sums of squares of the tensors one by one, as they come.
+
+        Only where all of them are on one device that is not the host.
+        """
+        (part,) = self._elsewhere
+        assert self._host is None
+        return OpenSketches(part.open(), part.rows, len(self.names))
 
     def compute(self, tensors: Sequence[torch.Tensor], *, sketches: bool) -> FingerprintValues:
         """Fingerprints of the tensors as they are now; waits for the devices they are on."""

@@ -81,6 +81,13 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(values).reshape(-1) if values.is_complex() else values
 
 
+def placed(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """The numbers of an array on a device; the host does not wait until they are there."""
+    host = torch.from_numpy(np.ascontiguousarray(array))
+    # Memory that is not pinned is copied while the host waits.
+    return (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
+
+
 def lies_as_it_reads(tensor: torch.Tensor) -> bool:
     """Whether the memory of a tensor holds its elements in logical order."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()

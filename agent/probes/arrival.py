@@ -35,7 +35,8 @@ class Arrival:
 
     def result(self) -> Float64:
         """The numbers, float64; waits where they have not arrived."""
-        if self._event is not None:
+        if not self.ready():
+            assert self._event is not None
             self._event.synchronize()
         return self._host.numpy().astype(np.float64)
 

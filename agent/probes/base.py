@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -57,6 +57,10 @@ class Charge:
 class StepFacts:
     """What the probes say of one step, before it is handed to the sender.
 
+    Args:
+        step: its number.
+        earlier: what of the steps before is still under way on a device.
+
     Attributes:
         scalars: metric name -> value; a tensor of one element is read without waiting for it.
         digests: stage -> digest of the whole model.
@@ -69,10 +73,14 @@ class StepFacts:
             docstring what it leaves here, and under which name.
     """
 
-    __slots__ = ("digests", "fingerprints", "later", "layers", "scalars", "shared", "step", "tiers")
+    __slots__ = (
+        "_earlier", "digests", "fingerprints", "later", "layers", "scalars", "shared", "step",
+        "tiers",
+    )  # fmt: skip
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, earlier: Collection[object] = ()) -> None:
         self.step = step
+        self._earlier = earlier
         self.scalars: dict[str, float | torch.Tensor] = {}
         self.digests: dict[str, int] = {}
         self.fingerprints: list[Fingerprint] = []
@@ -90,8 +98,12 @@ class StepFacts:
         self.tiers[tier] = self.tiers.get(tier, 0.0) + seconds
 
     def when_ready(self, pending: Pending, deliver: Callable[[], None]) -> None:
-        """Calls `deliver` as soon as `pending` is ready: at once where it is already."""
-        if pending.ready():
+        """Calls `deliver` as soon as `pending` is ready: at once where it is already.
+
+        Never before what was to be delivered earlier, at this step or at those before: it may need
+        what that has found, as a comparison with the step before does.
+        """
+        if not self.later and not self._earlier and pending.ready():
             deliver()
         else:
             self.later.append((pending, deliver))
@@ -137,6 +149,7 @@ class Context:
         announce: makes a tensor group's table known to the server; before its first fingerprint.
         note: reports something that a person should read beside the run, once.
         late: adds scalars to the step that has just ended: (step, scalars).
+        under_way: what is still under way on a device, of all steps.
         event: reports something that happened at a step: (step, kind, text, data), the data being
             JSON-able.
         count: has the number of the step in progress, which is also `step`.
@@ -172,6 +185,7 @@ class Context:
         count: StepCount,
         event: Callable[[int, str, str, dict[str, Any]], None] = lambda *arguments: None,
         late: Callable[[int, dict[str, float | torch.Tensor]], None] = lambda *arguments: None,
+        under_way: Collection[object] = (),
     ) -> None:
         self.model = model
         self.modules = NamedModules(model)
@@ -183,6 +197,7 @@ class Context:
         self.note = note
         self.event = event
         self.late = late
+        self.under_way = under_way
         self.count = count
         self.loss_not_finite: Callable[[], None] = _nothing
         self.loss_function_not_finite: Callable[[str, dict[str, Any]], None] = _nothing

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
+from rankscope.agent.process.device_graph import is_recording
+
 # Events at once, those to be used again included. A step has four at most, and the device is a few
 # steps behind: one that has these many under way is not timed for a while.
 _MOST = 256
@@ -64,7 +66,7 @@ class CudaEvents:
     def mark(self, tensor: torch.Tensor) -> CudaMark | None:
         """Recorded on the current stream of its device; None where too many are under way."""
         # What is recorded of a graph under capture has no time of its own.
-        if torch.cuda.is_current_stream_capturing():
+        if is_recording():
             return None
         device = tensor.device
         free = self._free.setdefault(device, deque())
@@ -92,7 +94,7 @@ class CudaMark:
 
     def record(self) -> None:
         """On the stream that is current in the calling thread."""
-        if not torch.cuda.is_current_stream_capturing():
+        if not is_recording():
             self._event.record(torch.cuda.current_stream(self._device))
 
     def passed(self) -> bool:

@@ -20,6 +20,8 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
+from rankscope.agent.guard import quiet_while
+from rankscope.agent.process.device_graph import is_recording
 from rankscope.agent.steps import scripting
 from rankscope.agent.steps.autograd import nodes_made
 from rankscope.agent.steps.count import StepCount
@@ -57,6 +59,12 @@ class StepListener(ForwardListener, Protocol):
 
     def step_unseen(self) -> None:
         """Some optimizer's step is compiled in such a way that it causes no notification."""
+
+    def step_recorded(self) -> None:
+        """Some optimizer's step is recorded into a graph of a device, to be done later and again.
+
+        Nothing may be asked of the device meanwhile.
+        """
 
 
 class RootHook(ModuleHook):
@@ -204,6 +212,8 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
         if not _cannot_be_called():
             _notify_before(optimizer)
         return
+    if is_recording():
+        return
     # As `_notify_before`, without the call: this is done at every step.
     for watching in _steppers:
         listener = watching.listener()
@@ -215,6 +225,12 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
     if is_dynamo_compiling():
         if not in_one_graph():
             _notify_after(optimizer)
+        return
+    if is_recording():
+        for watching in _steppers:
+            listener = watching.listener()
+            if listener is not None:
+                listener.step_recorded()
         return
     count = _sole_count
     if count is not None and count.optimizer is optimizer and count.passed(nodes_made()):
@@ -252,6 +268,7 @@ def _notify_after(optimizer: torch.optim.Optimizer) -> None:
             listener.step_ended(optimizer)
 
 
+quiet_while(is_recording)
 leave_alone(_before_step)
 leave_alone(_after_step)
 leave_alone(RootHook.__call__)

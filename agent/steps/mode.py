@@ -60,7 +60,7 @@ class StepMachine:
         self._context = context
         self._is_closed = False
         self.mode = SAMPLED
-        self.facts = StepFacts(context.step)
+        self.facts = StepFacts(context.step, context.under_way)
 
     def next(self, *, with_beginnings: bool) -> Mode:
         """A step has ended and has been counted: the mode of the one that is in progress now.
@@ -80,7 +80,7 @@ class StepMachine:
             mode = WATCHED if context.basic else COUNTED
         if mode is not COUNTED:
             step = context.step
-            self.facts = StepFacts(step)
+            self.facts = StepFacts(step, context.under_way)
             after = context.word or context.schedule.next_due(step) == step + 1
             context.alone = before is COUNTED and not after
             if mode is WATCHED and context.alone and not with_beginnings:

@@ -32,7 +32,8 @@ class _Copy:
         return bool(self._event.query())
 
     def wait(self) -> list[float]:
-        self._event.synchronize()
+        if not self.ready():
+            self._event.synchronize()
         values: list[float] = self._host.tolist()
         return values
 

@@ -66,6 +66,7 @@ class TorchMonitor(Monitor):
         self._by_user: dict[int, frozenset[str]] = {}
         self._traced = frames_traced()
         self._unseen_reported = False
+        self._unseen_at = -1  # the step in progress when one was found that nobody will see
         self._root_hook: hooks.SwitchedHook | None = None
         self._is_hooked = True  # whether the root hook is on
         self._forwards = 0  # calls of the model, while it is
@@ -84,6 +85,7 @@ class TorchMonitor(Monitor):
             count=self._count,
             event=self._event,
             late=self._publisher.scalars,
+            under_way=self._readout.waiting,
         )
         self._announce(self._tracked.group)
         self._machine = StepMachine(self._context)
@@ -292,12 +294,13 @@ class TorchMonitor(Monitor):
     @contained
     def step_unseen(self) -> None:
         """An optimizer's step is compiled into a graph from which nothing is called."""
-        if not self._unseen_reported:
-            self._unseen_reported = True
-            self._note(
-                "an optimizer's step is compiled into one graph (fullgraph=True), where nobody can "
-                "look on: such steps are not seen and not counted"
-            )
+        self._report_unseen("compiled into one graph (fullgraph=True)")
+
+    def step_recorded(self) -> None:
+        """An optimizer's step is recorded into a CUDA graph, and replayed from there."""
+        # Not `contained`, which does nothing during a recording; this asks nothing of the device.
+        with self._bookkeeping:
+            self._report_unseen("recorded into a CUDA graph")
 
     # ------------------------------------------------------------------------------------- inside
 
@@ -309,6 +312,20 @@ class TorchMonitor(Monitor):
             nodes_made() != count.nodes and frames_traced() == self._traced
         )
         return count.step if begun else max(count.step - 1, 0)
+
+    def _report_unseen(self, where: str) -> None:
+        self._unseen_at = self._count.step
+        if not self._unseen_reported:
+            self._unseen_reported = True
+            self._note(
+                f"an optimizer's step is {where}, where nobody can look on: such steps are not "
+                "seen and not counted"
+            )
+
+    def _report_stalled(self, phase: str) -> None:
+        # Where steps are unseen the one in progress does not end, and nothing stands.
+        if self._unseen_at != self._count.step:
+            super()._report_stalled(phase)
 
     def _passes_without_step(self) -> tuple[int, int]:
         # What is compiled into one graph steps unseen.

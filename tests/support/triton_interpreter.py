@@ -22,19 +22,43 @@ def computed(tensors: Sequence[torch.Tensor], device: torch.device) -> dict[str,
     """What the kernels make of tensors that lie on a device, in this process.
 
     Returns:
-        `digests` int64 [tensors] and `sketches` float64 [tensors, BUCKETS], on the host.
+        `digests` int64 [tensors], `sketches` float64 [tensors, BUCKETS] and `squares` float64
+        [tensors], on the host; each of them also as computed without the others, or one by one.
     """
     from rankscope.agent.fingerprint.constants import BUCKETS
     from rankscope.agent.fingerprint.device_triton import TritonKernels
+    from rankscope.agent.fingerprint.results import Results
 
     kernels = TritonKernels(tensors, device)
     readable = [kernels.readable(t) for t in tensors]
     addresses = torch.tensor([t.data_ptr() for t in readable], device=device)
-    # What nothing is written to must not look like a result.
-    digests = torch.full((len(tensors),), -1, dtype=torch.int64, device=device)
-    sketches = torch.full((len(tensors), BUCKETS), float("nan"), dtype=torch.float64, device=device)
-    kernels.launch(addresses, digests, sketches)
-    return {"digests": digests.cpu(), "sketches": sketches.cpu()}
+    aligned = not bool((addresses % 16).any())
+
+    def nothing() -> Results:
+        # What nothing is written to must not look like a result.
+        count, nan = len(tensors), float("nan")
+        return Results(
+            torch.full((count, BUCKETS), nan, dtype=torch.float64, device=device),
+            torch.full((count,), nan, dtype=torch.float64, device=device),
+            torch.full((count,), -1, dtype=torch.int64, device=device),
+        )
+
+    both, digests, sketches, single = (nothing() for _ in range(4))
+    kernels.launch(addresses, both, aligned=aligned, digests=True, sketches=True)
+    kernels.launch(addresses, digests, aligned=aligned, digests=True, sketches=False)
+    kernels.launch(addresses, sketches, aligned=False, digests=False, sketches=True)
+    for row, tensor in enumerate(readable):
+        kernels.launch_one(row, tensor.data_ptr(), single)
+    return {
+        "digests": both.digests.cpu(),
+        "sketches": both.sketches.cpu(),
+        "squares": both.squares.cpu(),
+        "digests alone": digests.digests.cpu(),
+        "sketches alone": sketches.sketches.cpu(),
+        "squares alone": sketches.squares.cpu(),
+        "one by one": single.sketches.cpu(),
+        "squares one by one": single.squares.cpu(),
+    }
 
 
 class TritonInterpreter:

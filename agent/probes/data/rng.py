@@ -17,7 +17,7 @@ class RandomState(Probe):
 
     They are read and never written: copies of the states are hashed. On CUDA the state is a seed
     and an offset that torch keeps on the host, so reading it waits for nothing; it is that of the
-    current device, and left out while a graph is captured. numpy's is that of `numpy.random` itself
+    current device. numpy's is that of `numpy.random` itself
     (generators of the trainer's own are not seen).
     """
 
@@ -52,7 +52,7 @@ def _python() -> int:
 
 
 def _cuda() -> torch.Generator | None:
-    if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+    if not torch.cuda.is_initialized():
         return None
     generator: torch.Generator = torch.cuda.default_generators[torch.cuda.current_device()]
     return generator

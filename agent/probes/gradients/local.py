@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from rankscope.agent.fingerprint import FingerprintPlan, FingerprintValues, Pending
+from rankscope.agent.fingerprint import (
+    FingerprintPlan,
+    FingerprintValues,
+    OpenSketches,
+    Pending,
+)
 from rankscope.agent.model.facts import are_held_whole, held
 from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.probes.arrival import Arrival, Together
@@ -17,6 +23,7 @@ from rankscope.agent.probes.gradients.applied import Fingerprints, GradientRows
 from rankscope.agent.probes.gradients.tensor_hooks import TensorHooks
 from rankscope.agent.probes.norms import (
     gathered,
+    length_of,
     lie_here,
     norms_of,
     small_enough,
@@ -50,6 +57,7 @@ class LocalGradients(Probe):
     a sum of our own mean nothing. A parameter that got no gradient has a sketch of zeros; one whose
     gradient cannot be read (placed otherwise than its parameter) one of NaN, and there is no norm.
 
+    On a device the large ones of a backward pass are launched one by one, and travel together.
     Where several micro-batches make a step, the large ones enter the norm by the norm of their
     sketch, each with a standard error of 9 %.
 
@@ -77,6 +85,7 @@ class LocalGradients(Probe):
         self._sums: list[_Sum | None] = []
         self._elsewhere: list[bool] = []
         self._plans: dict[int, FingerprintPlan] = {}
+        self._rounds = _Rounds()
         self._small: set[int] = set()
         self._copies: dict[int, torch.Tensor] = {}
         self._available = True
@@ -98,6 +107,7 @@ class LocalGradients(Probe):
             if not self._available:
                 return
             self._seconds = 0.0
+            self._rounds.close()
             self._sums = [None] * len(group.tensors)
             self._plain = are_held_whole(group.tensors)
             self._hooks.put_on()
@@ -126,7 +136,10 @@ class LocalGradients(Probe):
         self._rows = GradientRows(group)
         self._plans = {}
         self._copies = {}
-        self._small = set(small_enough([held(p) for p in group.tensors]))
+        there = [held(p) for p in group.tensors]
+        self._small = set(small_enough(there))
+        large = {row: t for row, t in enumerate(there) if row not in self._small}
+        self._rounds = _Rounds(group.names, large)
         # Where a framework adds gradients up in memory of its own, `grad` holds nothing.
         self._elsewhere = [hasattr(p, "main_grad") for p in group.tensors]
         guarded = self.context.guarded
@@ -171,6 +184,8 @@ class LocalGradients(Probe):
             found.known = False
         elif is_small:
             found.add_small(values, self._copy(row, values))
+        elif self._rounds.take(row, values):
+            found.add_round(self._rounds.add(row, values), row)
         else:
             plan = self._plans.get(row)
             if plan is None or not plan.fits([values]):
@@ -233,6 +248,8 @@ class LocalGradients(Probe):
         largest = torch._foreach_norm(list(small.values()), torch.inf) if small else ()
         arrival = Arrival(gathered(list(largest))) if small else None
         large = [(row, s) for row, s in sums.items() if s.large]
+        if large:
+            self._rounds.close()
         bad, self._bad = self._bad, False
         self._given_up.append(_GivenUp(self.context.step, group, list(small), arrival, large, bad))
         del self._given_up[:-_MOST_GIVEN_UP]
@@ -256,6 +273,7 @@ class LocalGradients(Probe):
         group, rows = self._group, self._rows
         assert group is not None
         assert rows is not None
+        self._rounds.close()
         there = [s for s in sums if s is not None]
         small = [None if s is None else s.values for s in sums]
         squared = lie_here(small)
@@ -285,8 +303,8 @@ class LocalGradients(Probe):
 
         def combine() -> None:
             total = 0.0 if arrival is None else float((arrival.result() ** 2).sum())
-            total += sum(float((s.sketch() ** 2).sum()) for s in rough)
-            facts.scalars["grad_norm_local"] = total**0.5
+            total += sum(s.squares() for s in rough)
+            facts.scalars["grad_norm_local"] = length_of(np.array([total]))
 
         facts.when_ready(Together(taken, arrival), combine)
 
@@ -341,16 +359,18 @@ class _Sum:
     Attributes:
         known: whether all of it could be read.
         values: sum of a small gradient.
-        norm: norm of a large one, as long as there was one micro-batch.
+        norm: norm of a large one, as long as there was one micro-batch, where it is known apart
+            from its sketch.
     """
 
-    __slots__ = ("_sketch", "_waiting", "known", "norm", "values")
+    __slots__ = ("_rounds", "_sketch", "_waiting", "known", "norm", "values")
 
     def __init__(self) -> None:
         self.known = True
         self.values: torch.Tensor | None = None
         self.norm: torch.Tensor | None = None
         self._waiting: list[Pending] = []
+        self._rounds: list[tuple[_Round, int]] = []
         self._sketch: Float64 | None = None
 
     def add_small(self, values: torch.Tensor, copy: torch.Tensor) -> None:
@@ -371,12 +391,23 @@ class _Sum:
         if self.ready():
             self.sketch()
 
+    def add_round(self, one: _Round, row: int) -> None:
+        self.norm = None
+        self._rounds.append((one, row))
+
     @property
     def large(self) -> bool:
-        return self._sketch is not None or bool(self._waiting)
+        return self._sketch is not None or bool(self._waiting) or bool(self._rounds)
 
     def ready(self) -> bool:
-        return all(w.ready() for w in self._waiting)
+        return all(w.ready() for w in self._waiting) and all(r.ready() for r, _ in self._rounds)
+
+    def squares(self) -> float:
+        """Sum of squares of a large gradient: of several micro-batches that of their sketch."""
+        if len(self._rounds) == 1 and self._sketch is None and not self._waiting:
+            one, row = self._rounds[0]
+            return one.squares(row)
+        return float((self.sketch() ** 2).sum())
 
     def sketch(self) -> Float64:
         """Sum of the sketches of a large gradient, float64 [BUCKETS]."""
@@ -385,8 +416,95 @@ class _Sum:
             assert sketches is not None
             self._sketch = sketches[0] if self._sketch is None else self._sketch + sketches[0]
         self._waiting = []
-        assert self._sketch is not None
-        return self._sketch
+        rounds = [one.sketch(row) for one, row in self._rounds]
+        every = rounds if self._sketch is None else [self._sketch, *rounds]
+        assert every
+        total: Float64 = np.sum(every, axis=0)
+        return total
+
+
+class _Round:
+    """Large gradients of one micro-batch at most of each tensor, under way on their device."""
+
+    def __init__(self, sketches: OpenSketches, places: dict[int, int]) -> None:
+        self._open, self._places = sketches, places
+        self._pending: Pending | None = None
+        self._rows: set[int] = set()
+
+    def has(self, row: int) -> bool:
+        """Whether there is one of that tensor already."""
+        return row in self._rows
+
+    def add(self, row: int, values: torch.Tensor) -> None:
+        """Takes one."""
+        self._rows.add(row)
+        self._open.add(self._places[row], values)
+
+    def close(self) -> None:
+        """No more will come: what was found travels to the host."""
+        self._pending = self._open.close()
+
+    def ready(self) -> bool:
+        return self._pending is not None and self._pending.ready()
+
+    def sketch(self, row: int) -> Float64:
+        assert self._pending is not None
+        sketches = self._pending.result().sketches
+        assert sketches is not None
+        found: Float64 = sketches[self._places[row]]
+        return found
+
+    def squares(self, row: int) -> float:
+        assert self._pending is not None
+        squares = self._pending.result().squares
+        assert squares is not None
+        return float(squares[self._places[row]])
+
+
+class _Rounds:
+    """Large gradients on a device: all of a backward pass travel to the host together.
+
+    Args:
+        names: of all tensors.
+        large: row -> what this rank holds of the parameter. Taken where all are on one device that
+            is not the host.
+    """
+
+    def __init__(
+        self, names: Sequence[str] = (), large: Mapping[int, torch.Tensor] | None = None
+    ) -> None:
+        self._names, self._of = names, large or {}
+        self._places = {row: place for place, row in enumerate(self._of)}
+        devices = {t.device for t in self._of.values()}
+        self._taken = len(devices) == 1 and next(iter(devices)).type != "cpu"
+        self._plan: FingerprintPlan | None = None
+        self._open: list[_Round] = []
+
+    def take(self, row: int, values: torch.Tensor) -> bool:
+        """Whether a gradient is taken: one that lies where its parameter does, and like it."""
+        if not self._taken:
+            return False
+        of = self._of[row]
+        return values.dtype is of.dtype and values.device == of.device
+
+    def add(self, row: int, values: torch.Tensor) -> _Round:
+        """Takes one; the round that it belongs to."""
+        if self._plan is None:
+            self._plan = FingerprintPlan(
+                [self._names[r] for r in self._of], [t.detach() for t in self._of.values()]
+            )
+        one = next((r for r in self._open if not r.has(row)), None)
+        if one is None:
+            one = _Round(self._plan.open(), self._places)
+            self._open.append(one)
+        one.add(row, values)
+        return one
+
+    def close(self) -> None:
+        """What was taken so far travels to the host."""
+        for one in self._open:
+            one.close()
+        self._open = []
 
 
 class _Taken:

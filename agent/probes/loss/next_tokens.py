@@ -88,8 +88,10 @@ class NextTokens:
     def _judge(self, tokens: torch.Tensor, scores: torch.Tensor, target: torch.Tensor) -> None:
         length = tokens.shape[1]
         step = -(-(length - 1) // _PLACES)
-        # The last one, and others back from the one before it.
-        places = [length - 1, *range(length - 2, -1, -step)]
+        # The last one, and others back from the one before it. Computed where the tensors are: a
+        # list of places would be sent there, and waited for.
+        back = torch.arange(-1, (length - 2) // step + 1, device=tokens.device) * step
+        places = (length - 2 - back).clamp_max(length - 1)
         most = min(_SEQUENCES, _SCORES // (len(places) * scores.shape[2]))
         if not most:
             return

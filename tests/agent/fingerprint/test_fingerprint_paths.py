@@ -14,6 +14,7 @@ from rankscope.agent.fingerprint import FingerprintPlan, kernel, portable
 from rankscope.agent.fingerprint.constants import BLOCK, BUCKETS, table
 from rankscope.agent.fingerprint.device import DeviceTensors
 from rankscope.agent.fingerprint.device_torch import TorchKernels
+from rankscope.agent.fingerprint.results import Results
 from rankscope.agent.fingerprint.values import lookup, lookup_row
 from tests.support.fingerprints import DTYPES, block_hash, fingerprint_of, sample
 
@@ -31,10 +32,13 @@ def by_numpy(tensor):
 
 
 def by_torch(tensor):
-    digests = torch.zeros(1, dtype=torch.int64)
-    sketches = torch.zeros(1, BUCKETS, dtype=torch.float64)
-    TorchKernels([tensor], CPU).launch([tensor], digests, sketches)
-    return int(digests.numpy().view(np.uint64)[0]), sketches[0].numpy()
+    results = Results(
+        torch.zeros(1, BUCKETS, dtype=torch.float64),
+        torch.zeros(1, dtype=torch.float64),
+        torch.zeros(1, dtype=torch.int64),
+    )
+    TorchKernels([tensor], CPU).launch([tensor], results, sketches=True, digests=True)
+    return int(results.digests.numpy().view(np.uint64)[0]), results.sketches[0].numpy()
 
 
 @pytest.fixture

@@ -19,24 +19,24 @@ CUDA = torch.device("cuda") if torch.cuda.is_available() else None
 
 @pytest.fixture(scope="module")
 def kernels():
-    """What the kernels make of tensors: digests, uint64, and sketches."""
-
-    def read(found):
-        return found["digests"].numpy().view(np.uint64), found["sketches"].numpy()
-
+    """What the kernels make of tensors."""
     if CUDA is not None:
-        yield lambda tensors: read(computed([t.to(CUDA) for t in tensors], CUDA))
+        yield lambda tensors: computed([t.to(CUDA) for t in tensors], CUDA)
         return
     with TritonInterpreter() as interpreter:
-        yield lambda tensors: read(interpreter.computed(tensors))
+        yield interpreter.computed
 
 
 def assert_like_the_host(kernels, tensors):
     names = [str(i) for i in range(len(tensors))]
-    host = FingerprintPlan(names, tensors).compute(tensors, sketches=True)
-    digests, sketches = kernels(tensors)
-    np.testing.assert_array_equal(digests, host.digests)
-    np.testing.assert_allclose(sketches, host.sketches, rtol=1e-12, atol=1e-9)
+    host = FingerprintPlan(names, tensors).begin(tensors, sketches=True, squares=True).result()
+    found = kernels(tensors)
+    for digests in ("digests", "digests alone"):
+        np.testing.assert_array_equal(found[digests].numpy().view(np.uint64), host.digests)
+    for sketches in ("sketches", "sketches alone", "one by one"):
+        np.testing.assert_allclose(found[sketches], host.sketches, rtol=1e-12, atol=1e-9)
+    for squares in ("squares", "squares alone", "squares one by one"):
+        np.testing.assert_allclose(found[squares], host.squares, rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -45,7 +45,8 @@ def test_every_dtype(kernels, dtype):
 
 
 # A word cut off, a row cut off, more than one tile of a digest (32 rows), more than 64 blocks (a
-# second block in each tile of a sketch), more than one round of tiles (64 * 32 blocks).
+# second block in each tile of a sketch), more than one round of tiles (64 * 32 blocks),
+# more of them than one program adds up (256).
 @pytest.mark.parametrize(
     ("count", "dtype"),
     [
@@ -54,6 +55,7 @@ def test_every_dtype(kernels, dtype):
         (33 * BLOCK + 5, torch.float32),
         (67 * BLOCK + 1, torch.float32),
         (64 * 32 * BLOCK + 700, torch.bool),
+        (4 * 64 * 32 * BLOCK + 700, torch.int8),
     ],
     ids=str,
 )
