@@ -82,13 +82,18 @@ class DeviceTensors:
         return run
 
     def open(self) -> OpenRun:
-        """Sketches and sums of squares of the tensors one by one, as they come."""
+        """Sketches and sums of squares of the tensors one by one, as they come.
+
+        Nothing else is begun before it is closed: the partial results are in one place.
+        """
         slot = self._free_slot()
         run = slot.taken_by(DeviceRun(slot, self._places, sketches=True, digests=False))
         with torch.cuda.device(self._device) if self._cuda else contextlib.nullcontext():
             if self._cuda:
                 self._join_stream()
             slot.values.zero_()
+            if self._triton is not None:
+                self._triton.begin_one_by_one()
         return OpenRun(self, slot, run)
 
     def _one(self, place: int, tensor: torch.Tensor, slot: _Slot) -> None:
@@ -101,13 +106,15 @@ class DeviceTensors:
                 self._torch.launch_one(place, tensor, slot.results)
                 return
             readable = self._triton.readable(tensor)
-            self._triton.launch_one(place, readable.data_ptr(), slot.results)
+            self._triton.launch_one(place, readable.data_ptr())
 
     def _sent(self, slot: _Slot) -> None:
         """An open run is complete."""
         if self._cuda:
             with torch.cuda.device(self._device):
                 self._join_stream()
+                if self._triton is not None:
+                    self._triton.end_one_by_one(slot.results)
                 slot.send(self._side, sketches=True, digests=False)
 
     def _join_stream(self) -> None:

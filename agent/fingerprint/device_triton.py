@@ -207,13 +207,13 @@ def _sum_of(values, start, end, WIDTH: tl.constexpr, AT_ONCE: tl.constexpr):
     return tl.sum(sums, axis=0)
 
 
-@triton.jit(do_not_specialize=["skipped"])
+@triton.jit
 def _add_rows(
-    starts, ends, into, skipped, sketched, squared, digested, sketches, squares, digests,
+    starts, ends, into, sketched, squared, digested, sketches, squares, digests,
     SKETCH: tl.constexpr, DIGEST: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
     """Adds up the partial results of some rows into a row of what follows."""
-    part = tl.program_id(0) + skipped
+    part = tl.program_id(0)
     start = tl.load(starts + part)
     end = tl.load(ends + part)
     row = tl.load(into + part)
@@ -297,12 +297,8 @@ class _Tiles:
         number = np.arange(len(of_tensor)) - np.repeat(last - parts, parts)
         starts = (ends - lengths)[of_tensor] + number * _ADDED_BY_ONE
         stops = np.minimum(starts + _ADDED_BY_ONE, ends[of_tensor])
-        # Tensor -> tiles before its own, how many they are, and the same of the parts.
         self._ranges = {
-            row: (int(end - n), int(n), int(p - m), int(m), index)
-            for index, (row, end, n, p, m) in enumerate(
-                zip(rows, ends, lengths, last, parts, strict=True)
-            )
+            row: (int(end - n), int(n)) for row, end, n in zip(rows, ends, lengths, strict=True)
         }
         self._between: _Partial | None = None
         if len(starts) == len(rows):
@@ -316,34 +312,28 @@ class _Tiles:
 
     def of(self, row: int) -> tuple[int, int]:
         """Tiles before those of a tensor, and how many it has."""
-        return self._ranges[row][:2]
+        return self._ranges[row]
 
     @property
     def memory(self) -> list[torch.Tensor]:
         """What is written on the way."""
         return [*self.partial, *(self._between or ())]
 
-    def add(self, results: Results, *, digests: bool, row: int | None = None) -> None:
+    def add(self, results: Results, *, digests: bool) -> None:
         """Adds the partial results of each tensor up into its row of the results.
 
         Args:
             digests: whether there are digests among them.
-            row: of one tensor alone.
         """
         read = self.partial
-        for number, level in enumerate(self._levels):
+        for level in self._levels:
             into = results if level is self._levels[-1] else self._between
             assert into is not None
-            skipped, count = 0, level.count
-            if row is not None:
-                _, _, before, parts, index = self._ranges[row]
-                several = len(self._levels) > 1 and number == 0
-                skipped, count = (before, parts) if several else (index, 1)
-            _add_rows[(count,)](
-                *level.tables, skipped, *read, *into,
+            _add_rows[(level.count,)](
+                *level.tables, *read, *into,
                 SKETCH=self._sketched, DIGEST=digests, BUCKETS=BUCKETS, num_warps=4,
             )  # fmt: skip
-            read = into if isinstance(into, _Partial) else read
+            read = self._between or read
 
 
 def _sketch_firsts(blocks: int) -> npt.NDArray[np.int64]:
@@ -423,29 +413,43 @@ class TritonKernels:
             tiles.add(results, digests=True)
         if sketches:
             for dtype, tiles in self._sketches.items():
-                self._sketch(dtype, tiles, results, addresses, aligned=aligned, digests=digests)
+                self._sketch(dtype, tiles, addresses, aligned=aligned, digests=digests)
+                tiles.add(results, digests=digests and dtype.itemsize == _WORD)
+
+    def begin_one_by_one(self) -> None:
+        """Before the first `launch_one`: tensors that are never given count as zeros."""
+        for tiles in self._sketches.values():
+            for memory in tiles.partial:
+                memory.zero_()
 
     @torch.no_grad()
-    def launch_one(self, row: int, address: int, results: Results) -> None:
-        """Sketch and sum of squares of one of the tensors alone.
+    def launch_one(self, row: int, address: int) -> None:
+        """Sketch and sum of squares of one of the tensors alone, tile by tile.
 
         Args:
             row: which one.
             address: where it is now, as `readable` gives it.
-            results: as for all of them.
         """
         dtype = self._dtypes[row]
-        tiles = self._sketches[dtype]
         aligned = not address % 16
         self._sketch(
-            dtype, tiles, results, self._counts, aligned=aligned, digests=False, one=(row, address)
+            dtype,
+            self._sketches[dtype],
+            self._counts,
+            aligned=aligned,
+            digests=False,
+            one=(row, address),
         )
+
+    def end_one_by_one(self, results: Results) -> None:
+        """After the last one: adds up what was found."""
+        for tiles in self._sketches.values():
+            tiles.add(results, digests=False)
 
     def _sketch(
         self,
         dtype: torch.dtype,
         tiles: _Tiles,
-        results: Results,
         addresses: torch.Tensor,
         *,
         aligned: bool,
@@ -463,7 +467,6 @@ class TritonKernels:
             POINTER=_POINTERS.get(dtype, tl.uint8), LOOKUP=lookup_at is not None, DIGEST=digests,
             ALIGNED=aligned, ALONE=one is not None, num_warps=4,
         )  # fmt: skip
-        tiles.add(results, digests=digests, row=row)
 
     @staticmethod
     def readable(tensor: torch.Tensor) -> torch.Tensor:

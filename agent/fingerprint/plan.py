@@ -201,7 +201,8 @@ class FingerprintPlan:
     def open(self) -> OpenSketches:
         """Sketches and sums of squares of the tensors one by one, as they come.
 
-        Only where all of them are on one device that is not the host.
+        Only where all of them are on one device that is not the host. Nothing else of the plan is
+        begun or opened before it is closed.
         """
         (part,) = self._elsewhere
         assert self._host is None

@@ -60,12 +60,13 @@ def test_no_step_waits_for_its_device(watching):
     torch.cuda.set_sync_debug_mode("error")
     for index in range(40):
         loss = trainer.step(3 + index)
-        monitor.log(mine=loss * 2)
+        monitor.log(mine=loss.detach() * 2)
     torch.cuda.set_sync_debug_mode("default")
     found = watching.points("loss")
-    assert set(found) == set(range(40))
-    assert watching.points("mine")[39] == pytest.approx(2 * found[39], rel=1e-6)
-    assert set(watching.model_digests("parameters")) == set(range(40))
+    # The optimizer has taken three steps before.
+    assert set(found) == set(range(3, 43))
+    assert watching.points("mine")[42] == pytest.approx(2 * found[42], rel=1e-6)
+    assert set(watching.model_digests("parameters")) == set(range(3, 43))
 
 
 def test_the_driver_sees_no_more_waits_than_without(watching):
@@ -88,14 +89,19 @@ def test_the_device_runs_on_while_the_host_is_ahead(watching):
     trainer = Trainer()
     watching.attach(trainer.inner, trainer.optimizer)
     trainer.train(10)
+    still = []
+    # The first time memory is made for what is under way, in which torch itself may wait.
+    for turn in range(2):
+        torch.cuda.synchronize()
+        torch.cuda._sleep(int(3e9))  # a second and more
+        # Few: after a thousand launches the driver itself waits until some of them are done.
+        trainer.train(2, first=10 + 2 * turn)
+        event = torch.cuda.Event()
+        event.record()
+        still.append(not event.query())
     torch.cuda.synchronize()
-    torch.cuda._sleep(int(2e9))  # one second and more
-    event = torch.cuda.Event()
-    trainer.train(5, first=10)
-    event.record()
-    assert not event.query(), "a step has waited for the device"
-    torch.cuda.synchronize()
-    assert set(watching.points("loss")) == set(range(15))
+    assert still[-1], "a step has waited for the device"
+    assert set(watching.points("loss")) == set(range(14))
 
 
 @pytest.fixture

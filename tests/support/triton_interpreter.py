@@ -47,8 +47,10 @@ def computed(tensors: Sequence[torch.Tensor], device: torch.device) -> dict[str,
     kernels.launch(addresses, both, aligned=aligned, digests=True, sketches=True)
     kernels.launch(addresses, digests, aligned=aligned, digests=True, sketches=False)
     kernels.launch(addresses, sketches, aligned=False, digests=False, sketches=True)
+    kernels.begin_one_by_one()
     for row, tensor in enumerate(readable):
-        kernels.launch_one(row, tensor.data_ptr(), single)
+        kernels.launch_one(row, tensor.data_ptr())
+    kernels.end_one_by_one(single)
     return {
         "digests": both.digests.cpu(),
         "sketches": both.sketches.cpu(),

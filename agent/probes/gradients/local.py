@@ -478,7 +478,7 @@ class _Rounds:
         devices = {t.device for t in self._of.values()}
         self._taken = len(devices) == 1 and next(iter(devices)).type != "cpu"
         self._plan: FingerprintPlan | None = None
-        self._open: list[_Round] = []
+        self._open: _Round | None = None
 
     def take(self, row: int, values: torch.Tensor) -> bool:
         """Whether a gradient is taken: one that lies where its parameter does, and like it."""
@@ -493,18 +493,18 @@ class _Rounds:
             self._plan = FingerprintPlan(
                 [self._names[r] for r in self._of], [t.detach() for t in self._of.values()]
             )
-        one = next((r for r in self._open if not r.has(row)), None)
-        if one is None:
-            one = _Round(self._plan.open(), self._places)
-            self._open.append(one)
-        one.add(row, values)
-        return one
+        if self._open is not None and self._open.has(row):
+            self.close()  # another micro-batch
+        if self._open is None:
+            self._open = _Round(self._plan.open(), self._places)
+        self._open.add(row, values)
+        return self._open
 
     def close(self) -> None:
         """What was taken so far travels to the host."""
-        for one in self._open:
-            one.close()
-        self._open = []
+        if self._open is not None:
+            self._open.close()
+        self._open = None
 
 
 class _Taken:
