@@ -169,7 +169,13 @@ class DeviceTensors:
         try:
             with torch.cuda.device(self._device):
                 kernels = TritonKernels(mine, self._device)
-                self._launch(kernels, mine, slot, sketches=True, digests=True)
+                # Whatever will be asked of them: the first time takes most of a second.
+                for sketches, digests in ((True, True), (True, False), (False, True)):
+                    self._launch(kernels, mine, slot, sketches=sketches, digests=digests)
+                kernels.begin_one_by_one()
+                for place in kernels.first_of_each_type:
+                    readable = kernels.readable(mine[place])
+                    kernels.launch_one(place, readable.data_ptr())
         except (TritonError, OSError, RuntimeError, subprocess.SubprocessError):
             # It needs a C compiler where the training runs; torch's own operations do not.
             return None

@@ -348,6 +348,7 @@ class TritonKernels:
 
     Attributes:
         partials: the memory that the kernels write on their way.
+        first_of_each_type: one tensor of each type, for which there is code of its own.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
@@ -381,6 +382,7 @@ class TritonKernels:
             )
             for dtype, members in by_type.items()
         }
+        self.first_of_each_type = [members[0] for members in by_type.values()]
         every = [t for t in (self._words, self._other_words, *self._sketches.values()) if t]
         self.partials = [memory for tiles in every for memory in tiles.memory]
 
