@@ -33,16 +33,31 @@ def _never() -> bool:
 # what ran of ours then would become a part of the trainer's graph, or end the recording with an
 # error. So nothing does. Known by what knows the framework: see `quiet_while`.
 _is_recording: Callable[[], bool] = _never
+_recording_failed = False
 
 
 def quiet_while(is_recording: Callable[[], bool]) -> None:
     """What is guarded does nothing while the function says so.
 
     Args:
-        is_recording: must not raise.
+        is_recording: where it fails, that counts as no, and is logged once.
     """
     global _is_recording
     _is_recording = is_recording
+
+
+def is_quiet() -> bool:
+    """Whether nothing of ours may run now, in this thread; never raises."""
+    global _recording_failed
+    try:
+        return _is_recording()
+    except Exception as fault:  # noqa: BLE001
+        for observer in observers:
+            observer("recording", fault)
+        if not _recording_failed:
+            _recording_failed = True
+            _log_fault("recording", fault)
+        return False
 
 
 class Probe:
@@ -91,7 +106,7 @@ class Probe:
         @functools.wraps(function)
         def guarded(*args: Given.args, **kwargs: Given.kwargs) -> Result | None:
             # As `with self`, without its two calls: some are the hooks of every tensor.
-            if self.enabled and not _is_recording():
+            if self.enabled and not is_quiet():
                 try:
                     return function(*args, **kwargs)
                 except Exception as fault:  # noqa: BLE001
@@ -147,7 +162,7 @@ def contained(method: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(method)
     def wrapper(self: Any, *args: Any) -> None:
-        if _is_recording():
+        if is_quiet():
             return
         try:
             method(self, *args)
@@ -164,7 +179,7 @@ def contained_keywords(method: Callable[[Any, dict[str, Any]], None]) -> Callabl
     """
 
     def wrapper(self: Any, /, **given: Any) -> None:
-        if _is_recording():
+        if is_quiet():
             return
         try:
             method(self, given)
@@ -191,7 +206,7 @@ def process_wide(
     def decorated(function: Callable[Given, Result]) -> Callable[Given, Result | None]:
         @functools.wraps(function)
         def guarded(*args: Given.args, **kwargs: Given.kwargs) -> Result | None:
-            if _is_recording():
+            if is_quiet():
                 return None
             try:
                 return function(*args, **kwargs)

@@ -14,9 +14,17 @@ from typing import Any
 from docs.markdown import NOTICE, split, table
 from rankscope import agent
 from rankscope.agent.steps.array_monitor import ArrayMonitor
+from rankscope.agent.steps.hooks import StepListener
+from rankscope.agent.steps.joined import JoinListener
 from rankscope.agent.steps.torch_monitor import TorchMonitor
 from rankscope.server.app import create_app
 from rankscope.server.settings import Settings
+
+# What of a monitor is called by hooks and by `attach`, and by no trainer.
+_CALLED_BY_THE_AGENT = {
+    "watches_class_of",
+    *(name for kind in (StepListener, JoinListener) for name in dir(kind) if name[0] != "_"),
+}
 
 
 def python() -> str:
@@ -33,7 +41,9 @@ def python() -> str:
     lines += ["", "## The monitor", "", "`attach` and `start` return a monitor for this rank."]
     for of, kind in (("attach", TorchMonitor), ("start", ArrayMonitor)):
         for name, member in inspect.getmembers(kind, inspect.isfunction):
-            if name.startswith("_") or (of == "start" and _same(name, member)):
+            if name.startswith("_") or name in _CALLED_BY_THE_AGENT:
+                continue
+            if of == "start" and _same(name, member):
                 continue
             lines += _function(f"monitor.{name}", member, level=3)
             if not _same(name, member):

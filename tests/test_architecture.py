@@ -59,9 +59,8 @@ NAMED_WAITING = {
         "self._event.synchronize()",
     ): "at the end of the run, after the last step",
     # `Pending.result`, which may wait; `begin` and `ready` do not.
-    ("agent/fingerprint/device.py", "slot.copied.synchronize()"): "the results of a CUDA device",
-    ("agent/fingerprint/device.py", "slot.digests.cpu()"): "of a device that is not CUDA",
-    ("agent/fingerprint/device.py", "slot.sketches.cpu()"): "of a device that is not CUDA",
+    ("agent/fingerprint/device.py", "self.copied.synchronize()"): "the results of a CUDA device",
+    ("agent/fingerprint/device.py", "self.values.cpu()"): "of a device that is not CUDA",
 }
 NAMED_COLLECTIVES = {
     (

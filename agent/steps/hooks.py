@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
-from rankscope.agent.guard import quiet_while
+from rankscope.agent.guard import is_quiet, quiet_while
 from rankscope.agent.process.device_graph import is_recording
 from rankscope.agent.steps import scripting
 from rankscope.agent.steps.autograd import nodes_made
@@ -212,7 +212,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
         if not _cannot_be_called():
             _notify_before(optimizer)
         return
-    if is_recording():
+    if is_quiet():
         return
     # As `_notify_before`, without the call: this is done at every step.
     for watching in _steppers:
@@ -226,7 +226,7 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
         if not in_one_graph():
             _notify_after(optimizer)
         return
-    if is_recording():
+    if is_quiet():
         for watching in _steppers:
             listener = watching.listener()
             if listener is not None:

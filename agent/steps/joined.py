@@ -9,13 +9,13 @@ Its `__exit__`, in which the rank waits, is wrapped once a process while a monit
 from __future__ import annotations
 
 import functools
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
 
 from rankscope.agent.guard import process_wide
+from rankscope.agent.steps.listeners import Listeners, Replacement
 
 
 class JoinListener(Protocol):
@@ -32,42 +32,21 @@ class JoinListener(Protocol):
         """The others have taken so many steps, and this rank none."""
 
 
-_listeners: tuple[weakref.ref[Any], ...] = ()
-_wrapped: list[tuple[type[Any], Callable[..., Any], Callable[..., Any]]] = []
-
-
 def listen(listener: JoinListener) -> None:
     """Tells `listener` of missed steps from now on; it is held weakly."""
-    global _listeners
-    _listeners = (*_listeners, weakref.ref(listener, _forget))
-    if _wrapped or not torch.distributed.is_available():
-        return
-    from torch.distributed.algorithms.join import Join
-
-    original = Join.__exit__
-    wrapper = _counting(original)
-    _wrapped.append((Join, original, wrapper))
-    Join.__exit__ = wrapper  # type: ignore[method-assign]
+    _listeners.add(listener)
 
 
 def unlisten(listener: JoinListener) -> None:
     """Tells `listener` nothing more; with the last one gone, torch is as it was."""
-    _keep(lambda ref: ref() is not listener)
+    _listeners.remove(listener)
 
 
-def _forget(gone: weakref.ref[Any]) -> None:
-    _keep(lambda ref: ref is not gone)
+def _replacements() -> Iterator[Replacement]:
+    if torch.distributed.is_available():
+        from torch.distributed.algorithms.join import Join
 
-
-def _keep(wanted: Callable[[weakref.ref[Any]], bool]) -> None:
-    global _listeners
-    _listeners = tuple(ref for ref in _listeners if wanted(ref))
-    if _listeners:
-        return
-    for kind, original, wrapper in _wrapped:
-        if kind.__exit__ is wrapper:
-            kind.__exit__ = original
-    _wrapped.clear()
+        yield Replacement(Join, "__exit__", _counting)
 
 
 def _counting(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,9 +90,10 @@ def _look_on(join: Any) -> None:
         for j in join._joinables
         if isinstance(j, torch.nn.Module) and hasattr(j, "require_forward_param_sync")
     ]
-    for ref in _listeners:
-        listener = ref()
-        if listener is not None:
-            trained = next((w for w in wrappers if listener.trains_in(w)), None)
-            if trained is not None:
-                join._join_hooks.append(Counted(listener, trained))
+    for listener in _listeners:
+        trained = next((w for w in wrappers if listener.trains_in(w)), None)
+        if trained is not None:
+            join._join_hooks.append(Counted(listener, trained))
+
+
+_listeners: Listeners[JoinListener] = Listeners(_replacements)

@@ -4,7 +4,7 @@ import gc
 
 from rankscope.agent.probes.gradients import clipping
 from rankscope.agent.probes.loss import sources as loss_sources
-from rankscope.agent.probes.optimizer import amp
+from rankscope.agent.probes.optimizer import amp, scheduler
 from rankscope.agent.steps import hooks, joined
 
 
@@ -16,5 +16,6 @@ def end_all() -> None:
     gc.collect()
     for watching in hooks._steppers:
         watching.end()
-    for module in (amp, clipping, joined, loss_sources):
-        module._keep(lambda reference: False)
+    loss_sources._keep(lambda reference: False)
+    for module in (amp, clipping, joined, scheduler):
+        module._listeners.remove_all()

@@ -12,7 +12,7 @@ import math
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.utils.clip_grad
@@ -20,6 +20,7 @@ import torch.nn.utils.clip_grad
 from rankscope.agent.guard import process_wide
 from rankscope.agent.model.tensors import number
 from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.steps.listeners import Listeners, Replacement
 
 # What torch adds to the norm before it divides by it.
 _EPSILON = 1e-6
@@ -140,68 +141,35 @@ class ClipListener(Protocol):
         """The gradients of `parameters`, whose norm was `norm`, have been clipped to `most`."""
 
 
-class _Wrapped(NamedTuple):
-    """A function of torch that was replaced."""
-
-    module: Any
-    name: str
-    original: Callable[..., Any]
-    wrapper: Callable[..., Any]
-
-
-_listeners: tuple[weakref.ref[Any], ...] = ()
-_wrapped: list[_Wrapped] = []
 # The last norm that torch computed and of which kind it was: who clips by it does not say so.
 _last: tuple[weakref.ref[torch.Tensor], float] | None = None
 
 
 def listen(listener: ClipListener) -> None:
     """Notifies `listener` of every clipping from now on; it is held weakly."""
-    global _listeners
-    _listeners = (*_listeners, weakref.ref(listener, _forget))
-    home = sys.modules["torch.nn.utils.clip_grad"]
-    if hasattr(home, "_clip_grads_with_norm_"):
-        _wrap(home, "_get_total_norm", _noting_kind)
-        _wrap(home, "_clip_grads_with_norm_", _notifying)
-        # The name under which people call it by themselves.
-        _wrap(torch.nn.utils, "clip_grads_with_norm_", _notifying)
-        _wrap(torch.nn.utils, "get_total_norm", _noting_kind)
-    else:
-        # Before torch 2.6 one function did it all; imported before, it is not seen.
-        _wrap(home, "clip_grad_norm_", _notifying_all)
-        _wrap(torch.nn.utils, "clip_grad_norm_", _notifying_all)
+    _listeners.add(listener)
 
 
 def unlisten(listener: ClipListener) -> None:
-    """Stops notifying `listener`; with the last one gone, torch is as it was.
-
-    What another library has put in place of ours meanwhile stays.
-    """
-    _keep(lambda ref: ref() is not listener)
+    """Stops notifying `listener`; with the last one gone, torch is as it was."""
+    _listeners.remove(listener)
 
 
-def _forget(gone: weakref.ref[Any]) -> None:
-    _keep(lambda ref: ref is not gone)
-
-
-def _keep(wanted: Callable[[weakref.ref[Any]], bool]) -> None:
-    global _listeners, _last
-    _listeners = tuple(ref for ref in _listeners if wanted(ref))
-    if _listeners:
-        return
-    _last = None
-    for one in tuple(_wrapped):
-        if getattr(one.module, one.name) is one.wrapper:
-            setattr(one.module, one.name, one.original)
-            _wrapped.remove(one)
-
-
-def _wrap(module: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    original = getattr(module, name, None)
-    if original is not None and not any(w.module is module and w.name == name for w in _wrapped):
-        made = wrapper(original)
-        _wrapped.append(_Wrapped(module, name, original, made))
-        setattr(module, name, made)
+def _replacements() -> tuple[Replacement, ...]:
+    home = sys.modules["torch.nn.utils.clip_grad"]
+    if hasattr(home, "_clip_grads_with_norm_"):
+        return (
+            Replacement(home, "_get_total_norm", _noting_kind),
+            Replacement(home, "_clip_grads_with_norm_", _notifying),
+            # The name under which people call it by themselves.
+            Replacement(torch.nn.utils, "clip_grads_with_norm_", _notifying),
+            Replacement(torch.nn.utils, "get_total_norm", _noting_kind),
+        )
+    # Before torch 2.6 one function did it all; imported before, it is not seen.
+    return (
+        Replacement(home, "clip_grad_norm_", _notifying_all),
+        Replacement(torch.nn.utils, "clip_grad_norm_", _notifying_all),
+    )
 
 
 def _noting_kind(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -258,7 +226,8 @@ def _note(norm: Any, kind: Any) -> None:
 @process_wide(Clipping.name)
 def _notify(parameters: Sequence[torch.Tensor], most: Any, norm: Any) -> None:
     kind = _last[1] if _last is not None and _last[0]() is norm else 2.0
-    for ref in _listeners:
-        listener = ref()
-        if listener is not None:
-            listener.clipped(parameters, most, norm, kind)
+    for listener in _listeners:
+        listener.clipped(parameters, most, norm, kind)
+
+
+_listeners: Listeners[ClipListener] = Listeners(_replacements)

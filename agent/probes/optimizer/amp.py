@@ -14,8 +14,10 @@ from typing import Any, Protocol
 import torch
 from torch.amp import GradScaler
 
+from rankscope.agent.guard import process_wide
 from rankscope.agent.model.tensors import number
 from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.steps.listeners import Listeners, Replacement
 
 # Skipped steps in a row from which on it is reported at once, and again at each doubling: 16
 # halvings take a GradScaler's initial scale of 65,536 down to 1, so none is searched for any more.
@@ -148,55 +150,37 @@ class ScalerListener(Protocol):
         """It has done so; `update` is still to come."""
 
 
-_listeners: tuple[weakref.ref[Any], ...] = ()
-# What was there when the first listener came (torch's own, or another library's wrapper of it),
-# and what is there since.
-_original: Callable[..., Any] | None = None
-_wrapper: Callable[..., Any] | None = None
-
-
 def listen(listener: ScalerListener) -> None:
     """Notifies `listener` of every scaled step from now on; it is held weakly."""
-    global _listeners, _original, _wrapper
-    _listeners = (*_listeners, weakref.ref(listener, _forget))
-    if _original is None:
-        _original = GradScaler.step
-        _wrapper = _wrapped(_original)
-        GradScaler.step = _wrapper  # type: ignore[method-assign]
+    _listeners.add(listener)
 
 
 def unlisten(listener: ScalerListener) -> None:
-    """Stops notifying `listener`; with the last one gone, torch is as it was.
-
-    What another library has wrapped around ours meanwhile stays, with ours in it, which then does
-    nothing.
-    """
-    _keep(lambda ref: ref() is not listener)
+    """Stops notifying `listener`; with the last one gone, torch is as it was."""
+    _listeners.remove(listener)
 
 
-def _forget(gone: weakref.ref[Any]) -> None:
-    _keep(lambda ref: ref is not gone)
-
-
-def _keep(wanted: Callable[[weakref.ref[Any]], bool]) -> None:
-    global _listeners, _original
-    _listeners = tuple(ref for ref in _listeners if wanted(ref))
-    if not _listeners and _original is not None and GradScaler.__dict__.get("step") is _wrapper:
-        GradScaler.step = _original  # type: ignore[method-assign]
-        _original = None
+def _replacements() -> tuple[Replacement, ...]:
+    return (Replacement(GradScaler, "step", _wrapped),)
 
 
 def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def step(self: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        listeners = [ref() for ref in _listeners]
+        listeners = _listening() or ()
         for listener in listeners:
-            if listener is not None:
-                listener.scaler_begins(self, optimizer)
+            listener.scaler_begins(self, optimizer)
         result = original(self, optimizer, *args, **kwargs)
         for listener in listeners:
-            if listener is not None:
-                listener.scaler_ended(self, optimizer)
+            listener.scaler_ended(self, optimizer)
         return result
 
     return step
+
+
+@process_wide(Amp.name)
+def _listening() -> tuple[ScalerListener, ...]:
+    return tuple(_listeners)
+
+
+_listeners: Listeners[ScalerListener] = Listeners(_replacements)

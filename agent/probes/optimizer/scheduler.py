@@ -19,6 +19,7 @@ from rankscope.agent.guard import process_wide
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.steps.dynamo import leave_alone
 from rankscope.agent.steps.hook_tables import pickled_by_value
+from rankscope.agent.steps.listeners import Listeners, Replacement
 
 # Its scheduler advances once a process on purpose: schedules are given the steps of one process.
 _BY_PROCESSES = "accelerate.scheduler"
@@ -95,42 +96,23 @@ class SchedulerListener(Protocol):
         """A scheduler's `step` was called, by code of the module `caller`."""
 
 
-_listeners: tuple[weakref.ref[Any], ...] = ()
 _inside: set[int] = set()  # optimizers whose schedule advances now
-_wrapped: list[tuple[type[Any], Callable[..., Any], Callable[..., Any]]] = []
 
 
 def listen(listener: SchedulerListener) -> None:
     """Notifies `listener` of every scheduler's step from now on; it is held weakly."""
-    global _listeners
-    _listeners = (*_listeners, weakref.ref(listener, _forget))
-    known = {kind for kind, _, _ in _wrapped}
-    for kind in _kinds(LRScheduler):
-        if kind not in known and "step" in vars(kind) and not pickled_by_value(kind):
-            original = vars(kind)["step"]
-            wrapper = _notifying(original)
-            _wrapped.append((kind, original, wrapper))
-            kind.step = wrapper
+    _listeners.add(listener)
 
 
 def unlisten(listener: SchedulerListener) -> None:
     """Stops notifying `listener`; with the last one gone, torch is as it was."""
-    _keep(lambda ref: ref() is not listener)
+    _listeners.remove(listener)
 
 
-def _forget(gone: weakref.ref[Any]) -> None:
-    _keep(lambda ref: ref is not gone)
-
-
-def _keep(wanted: Callable[[weakref.ref[Any]], bool]) -> None:
-    global _listeners
-    _listeners = tuple(ref for ref in _listeners if wanted(ref))
-    if _listeners:
-        return
-    for kind, original, wrapper in _wrapped:
-        if vars(kind).get("step") is wrapper:
-            kind.step = original
-    _wrapped.clear()
+def _replacements() -> Iterator[Replacement]:
+    for kind in _kinds(LRScheduler):
+        if not pickled_by_value(kind):
+            yield Replacement(kind, "step", _notifying)
 
 
 def _kinds(kind: type[Any]) -> Iterator[type[Any]]:
@@ -159,10 +141,11 @@ def _notifying(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @process_wide(Scheduler.name)
 def _notify(scheduler: Any, caller: str) -> None:
-    for ref in _listeners:
-        listener = ref()
-        if listener is not None:
-            listener.advanced(scheduler, caller)
+    for listener in _listeners:
+        listener.advanced(scheduler, caller)
+
+
+_listeners: Listeners[SchedulerListener] = Listeners(_replacements)
 
 
 leave_alone(_notify)

@@ -33,7 +33,6 @@ DOORS = {
     "steps/hooks.py:_notify_before",
     "steps/hooks.py:_notify_after",
     "probes/optimizer/amp.py:_wrapped.<locals>.step",
-    "probes/optimizer/amp.py:_wrapped.<locals>.step.<locals>.<listcomp>",
     "probes/gradients/clipping.py:_noting_kind.<locals>.total_norm",
     "probes/gradients/clipping.py:_notifying.<locals>.clip",
     "probes/loss/evaluation.py:OutputHook.__call__",
