@@ -9,6 +9,7 @@ import numpy as np
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.desync.buffers_jump import Jump, jump_finding
+from rankscope.server.detectors.desync.buffers_rest import Rest, rest_finding
 from rankscope.server.detectors.desync.incident import groups_of
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import Policy, Steps
@@ -56,10 +57,11 @@ class OwnBuffers(Incident):
         agreeing: whether the last comparison found them equal.
         most: largest relative distance of a variance so far.
         far: whether one was more than half of its norm, of ranks with the same parameters.
-        still: whether statistics differed by the same number at two consecutive samples.
+        still: whether statistics differed by the same number at two consecutive samples, and had
+            not been seen to move before.
         constant: what is no statistic of batch norm and differed by the same number, at every
             sample since the first of several.
-        last: distances at the last sample, by name of the statistics.
+        rest: of statistics that moved before, since when they do not.
         others: distance and relative distance of what is none, with the samples since they moved.
         jump: statistics of one rank that left the others' at a step.
     """
@@ -72,7 +74,7 @@ class OwnBuffers(Incident):
     far: bool = False
     still: bool = False
     constant: tuple[TensorDifference, ...] = ()
-    last: dict[str, float] = field(default_factory=dict)
+    rest: Rest = field(default_factory=Rest)
     others: dict[str, tuple[tuple[float, float], int]] = field(default_factory=dict)
     jump: Jump = field(default_factory=Jump)
 
@@ -84,9 +86,9 @@ class OwnBuffers(Incident):
                 statistics, whatever the inputs are.
         """
         held = {t.name: t.distance for t in comparison.tensors if t.name.endswith(_STATISTICS)}
-        # Statistics that the batches still move never differ twice by the same distance.
-        self.still |= bool(held) and held == self.last
-        self.last = held
+        self.rest.take(comparison.step, held)
+        # What has moved and comes to rest does so at a step of its own, and is told apart.
+        self.still |= self.rest.resting and not self.rest.moved
         self._follow_others(comparison)
         distances = [t.relative for t in comparison.tensors if t.name.endswith(_VARIANCE)]
         self.most = max([self.most, *distances])
@@ -170,7 +172,8 @@ class Buffers(Detector[BuffersState]):
         differs by more than half of its norm although the parameters are the same: the model then
         does something else on another rank. Warning where parameters of a watched module differ: it
         is made from parameters that are the same everywhere, so it has to be, too. Warning where
-        the statistics of one rank jump away.
+        the statistics of one rank jump away. Where running statistics moved before they came to
+        rest, that is an alert of its own, since the step at which they did (key `rest`).
 
     Evidence:
         `groups` (ranks that agree with each other), `decided`, `tensors_differing`,
@@ -262,8 +265,18 @@ def _one_model(comparison: Comparison, *, was: bool) -> bool:
 
 
 def _findings(incident: OwnBuffers) -> list[Finding]:
-    """That the ranks keep buffers of their own, and that those of one left the others'."""
+    """That the ranks keep buffers of their own, and what became of these at a later step."""
     found = [_finding(incident)]
+    rest = incident.rest
+    if rest.since >= 0 and incident.widest.stage == "buffers":
+        found.append(
+            rest_finding(
+                rest,
+                ranks_=incident.widest.deviating,
+                last_step=incident.last_step,
+                clear_after=incident.clear_after,
+            )
+        )
     if incident.jump.step >= 0 and incident.widest.stage == "buffers":
         last, clear = incident.last_step, incident.clear_after
         found.append(jump_finding(incident.jump, last_step=last, clear_after=clear))

@@ -44,6 +44,16 @@ CASES = {
         alert("loss.diverging", 140),
         True,
     ),
+    "a model left in evaluation mode, and statistics that come to rest": (
+        forever("mode.evaluation", 100, ranks=(0, 1)),
+        forever("desync.buffers", 100, key="rest", ranks=(0, 1)),
+        True,
+    ),
+    "a model left in evaluation mode, and statistics that differed long before": (
+        forever("mode.evaluation", 100, ranks=(0, 1)),
+        forever("desync.buffers", 1, ranks=(0, 1)),
+        False,
+    ),
     "batches in one order, and losses that recur with it": (
         forever("data.unshuffled", 20, evidence={"distance": 20}),
         alert("loss.oscillating", 3, seen_step=63, evidence={"period": 20}),

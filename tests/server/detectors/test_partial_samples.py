@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rankscope.server.alerts.onset import since
 from rankscope.server.comparison import compare
 from rankscope.server.detectors.desync import Buffers, Desync, Progress
 from rankscope.server.window import Comparison, TensorDifference
@@ -318,6 +319,31 @@ def test_nor_what_differs_by_its_rounding():
 def test_statistics_that_differ_and_stay_as_they_are():
     samples = [equal(20, "buffers", 2), *(statistics(step, [0, 1], 0.1) for step in (30, 34))]
     assert severity_of(samples) == ("warning", "still")
+
+
+def came_to_rest(at, until=60):
+    return [statistics(step, [0, 1], 0.1 + 0.01 * min(step, at)) for step in range(0, until, 2)]
+
+
+def test_statistics_that_moved_before_they_came_to_rest_are_dated():
+    own, rest = sorted(
+        judge(run(came_to_rest(30), ranks=2), [Buffers()]).alerts, key=lambda a: a.first_step
+    )
+    assert (own.severity, own.first_step, own.evidence["harm"]) == ("info", 0, "")
+    assert (rest.severity, rest.evidence["harm"]) == ("warning", "still")
+    assert since(rest) == (31, 32)
+    assert rest.seen_step == 32
+
+
+def test_statistics_that_move_again_no_longer_differ_by_a_constant():
+    samples = [
+        *came_to_rest(20, 30),
+        *(statistics(step, [0, 1], 0.2 + 0.01 * step) for step in range(30, 60, 2)),
+    ]
+    rest = max(
+        judge(run(samples, ranks=2, steps=60), [Buffers()]).alerts, key=lambda a: a.first_step
+    )
+    assert (rest.state, rest.first_step, rest.last_step) == ("resolved", 22, 28)
 
 
 def test_statistics_of_very_different_data():
