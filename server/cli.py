@@ -202,7 +202,11 @@ def runs(argv: Sequence[str]) -> int:
 @client.command
 def alerts(argv: Sequence[str]) -> int:
     """`rankscope alerts RUN`: the alerts of a run."""
-    parser = client.parser("alerts", "List the alerts of a run, newest first.")
+    parser = client.parser(
+        "alerts",
+        "List the alerts of a run, newest first, and of further models that its processes train, "
+        "each in a run of its own (RUN.2).",
+    )
     parser.add_argument("run", metavar="RUN", type=client.run_id, help="id of the run")
     parser.add_argument("--state", choices=("open", "resolved"), help="in this state alone")
     options = parser.parse_args(argv)
@@ -218,21 +222,27 @@ def alerts(argv: Sequence[str]) -> int:
                 below.setdefault(alert["parent"], []).append(alert)
         for alert in items:
             if alert["parent"] not in shown:
-                _show_alert(alert, below.get(alert["id"], []))
+                _show_alert(alert, below.get(alert["id"], []), asked=options.run)
         _mention_more(answer)
 
     path = f"{client.run_path(options.run)}/alerts"
-    query = {"state": options.state, "limit": "100"}
+    query = {"state": options.state, "limit": "100", "beside": "true"}
     if not options.json:
         query["consequences"] = "true"
     return _read(options, path, query, show)
 
 
-def _show_alert(alert: Any, below: Sequence[Any]) -> None:
-    """Prints an alert, and under it a line for each of those that follow from it."""
+def _show_alert(alert: Any, below: Sequence[Any], *, asked: str) -> None:
+    """Prints an alert, and under it a line for each of those that follow from it.
+
+    Args:
+        asked: the run that was asked for: another one is named.
+    """
     who = f", {ranks(alert['ranks'])}" if alert["ranks"] else ""
     print(f"{alert['severity'].upper()} {alert['kind']} ({alert['state']}): {alert['title']}")
     print(f"  since {_since(alert)}{who}")
+    if alert["run"] != asked:
+        print(f"  in run {alert['run']}, of a further model in the same processes")
     if alert["parent"] is not None:
         print(f"  a consequence of alert {alert['parent']}, which is not listed here")
     if alert["tensors"]:

@@ -22,6 +22,7 @@ from rankscope.server.api.notifications import log_entries
 from rankscope.server.api.problems import Problem
 from rankscope.server.storage.database.engine import reading, writing
 from rankscope.server.storage.judgement import alerts
+from rankscope.server.storage.reading import runs
 from rankscope.server.window import Alert
 
 router = APIRouter(tags=["alerts"])
@@ -81,14 +82,21 @@ def _filter(
 
 
 Wanted = Annotated[Filter, Depends(_filter)]
+Beside = Annotated[
+    bool,
+    Query(
+        description="list alerts of further models as well that the run's processes train, each in "
+        "a run of its own (`RUN.2`): the verdict of the run counts them"
+    ),
+]
 
 
 @router.get("/runs/{run}/alerts")
 def run_alerts(
-    engine: Database, run: RunId, page: Paging, wanted: Wanted
+    engine: Database, run: RunId, page: Paging, wanted: Wanted, beside: Beside = False
 ) -> models.Items[alert_models.Alert]:
     """Alerts of a run, newest first."""
-    return _list(engine, page, wanted, run=run)
+    return _list(engine, page, wanted, run=run, beside=beside)
 
 
 @router.get("/alerts")
@@ -199,20 +207,24 @@ def _list(
     wanted: Filter,
     *,
     run: str | None = None,
+    beside: bool = False,
     project: str | None = None,
 ) -> models.Items[alert_models.Alert]:
     with reading(engine) as connection:
-        key = None if run is None else known_run(connection, run).key
+        row = None if run is None else known_run(connection, run)
+        key = None if row is None else row.key
+        further = () if row is None or not beside else runs.list_beside(connection, row)
         _check_kind(connection, wanted.kind)
         found, after = alerts.list_alerts(
             connection,
             limit=page.limit,
             after=page.after,
             run=key,
+            beside=[one.key for one in further],
             project=project,
             **asdict(wanted),
         )
-        told = _told(connection, found, run=key)
+        told = _told(connection, found, run=None if further else key)
     return models.Items(
         items=[alert_models.Alert(**_members(a), **told[a.id]) for a in found],
         next_cursor=next_cursor(after),

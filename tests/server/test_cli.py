@@ -127,6 +127,29 @@ def test_alerts_name_their_ranks_in_short(capsys, address):
     assert reported[1] == "  since step 7, ranks 0-2"
 
 
+def test_alerts_of_further_models_are_listed_with_their_run(capsys, address):
+    """Each of them has a run of its own, and the verdict of the first counts it."""
+    hello = {"host": "h", "pid": 1, "local_rank": 0, "started_at": 0.0}
+    for run, last in (("gan", 1.0), ("gan.2", "NaN")):
+        loss = {"loss": {"steps": list(range(8)), "values": [1.0] * 7 + [last]}}
+        sent = {"run": run, "rank": 0, "seq": 0, "world_size": 1, "columns": loss}
+        sent |= {"through_step": 7, "state": "finished"}
+        sent |= {"hello": {**hello, "config": {"first_run": "gan"} if run == "gan.2" else {}}}
+        httpx.post(f"{address}/api/v1/ingest", json=sent).raise_for_status()
+    reported = []
+
+    def found():
+        assert called(cli.alerts, "gan", "--server", address) == cli.OK
+        reported[:] = capsys.readouterr().out.splitlines()
+        return reported != ["No alerts."]
+
+    eventually(found, timeout_s=60)
+    assert reported[1:3] == [
+        "  since step 7",
+        "  in run gan.2, of a further model in the same processes",
+    ]
+
+
 def test_what_follows_is_shown_with_its_root_which_is_as_grave(capsys, tmp_path):
     database = url(tmp_path / "r.db")
     with serve_app(create_app(Settings(database=database, evaluate=False))) as client:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -117,6 +117,7 @@ def list_alerts(
     limit: int,
     after: tuple[float, str] | None = None,
     run: int | None = None,
+    beside: Sequence[int] = (),
     project: str | None = None,
     state: str | None = None,
     severity: str | None = None,
@@ -131,6 +132,7 @@ def list_alerts(
 
     Args:
         after: what the page before ended with: (opened_at, id).
+        beside: further runs, where `run` is given.
         kind: a kind, or a pattern with `*` and `?`.
         search: words, each of which is part of the kind, the title, the id of the run or the name
             of a tensor.
@@ -146,13 +148,14 @@ def list_alerts(
         .limit(limit + 1)
     )
     for column, value in (
-        (a.c.run, run),
         (r.c.project, project),
         (a.c.state, state),
         (shown, None if severity is None else wire.SEVERITIES.index(severity)),
     ):
         if value is not None:
             query = query.where(column == value)
+    if run is not None:
+        query = query.where(a.c.run.in_((run, *beside)))
     if kind is not None:
         query = query.where(_of_kind(kind))
     if rank is not None:

@@ -387,6 +387,17 @@ def test_a_run_passes_with_the_further_models_of_its_processes(client):
     assert found["gan"]["reasons"][0].startswith("run gan.2, of a further model")
     only = get(client, "/runs/gan/verdict", kind="loss.spike")
     assert only["verdict"] == "pass"
+    listed = {
+        (name, beside): {a["run"] for a in get(client, f"/runs/{name}/alerts", **more)["items"]}
+        for name in ("gan", "gpt")
+        for beside, more in ((False, {}), (True, {"beside": True}))
+    }
+    assert listed == {
+        ("gan", False): set(),
+        ("gan", True): {"gan.2"},
+        ("gpt", False): set(),
+        ("gpt", True): set(),
+    }
 
 
 def test_data_that_nobody_reads_are_reported(database_url):
