@@ -20,6 +20,18 @@ def tensors_in(*given: Any) -> Iterator[torch.Tensor]:
     return islice(_found(given, _DEEPEST, [_SEARCHED]), _MOST)
 
 
+def is_received(args: tuple[Any, ...], kwargs: Any) -> bool:
+    """Whether what a model is given is no data: a leaf that a gradient is wanted of.
+
+    A stage of a pipeline asks for the gradient of what it has received, to send it back. What a
+    module of the same process has computed is no leaf.
+    """
+    first = args[0] if args else None
+    if type(first) is not torch.Tensor:
+        first = next(_found((args, kwargs), _DEEPEST, [_SEARCHED_FOR_FIRST]), None)
+    return first is not None and first.requires_grad and first.is_leaf
+
+
 def batch_size(args: tuple[Any, ...], kwargs: Any) -> int:
     """Samples in a batch: length of the first dimension of the first tensor given to the model."""
     first = args[0] if args else None

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.agent.model.facts import core
 from rankscope.agent.probes.base import Context, Probe, StepFacts
-from rankscope.agent.probes.data.given import batch_size
+from rankscope.agent.probes.data.given import batch_size, is_received
 from rankscope.agent.process.device_events import AllPassed, Mark
 from rankscope.agent.steps.hook_tables import HiddenHook
 from rankscope.agent.steps.hooks import RootHook
@@ -22,7 +22,7 @@ _LAST = 8
 
 
 class Timing(Probe):
-    """`step_seconds`, `data_seconds`, `compute_seconds` and `samples_per_second`.
+    """`step_seconds`, `data_seconds`, `compute_seconds`, `samples_per_second`; `input_received`.
 
     Costs a clock reading a step and one a first forward pass, at steps where the tier `basic` is
     due.
@@ -36,6 +36,10 @@ class Timing(Probe):
     waiting in collectives (and for the data of further micro-batches) included. They are known
     where the step before was sampled, too. A step with an evaluation in it has none of these,
     unless the step before had one, too: what comes with every step is a part of it.
+
+    `input_received` is 1 beside `data_seconds` where the first thing that the model is given is a
+    tensor whose gradient is wanted, as what a stage of a pipeline receives from the one before:
+    the time before the forward pass is then a wait for that rank.
 
     On CUDA both are times of the device, between events on the stream that the trainer uses, two
     a step: the host gives out work ahead of the device, which starves only where it
@@ -51,6 +55,7 @@ class Timing(Probe):
         self._core = core(context.model)
         self._ended: float | None = None
         self._begun: float | None = None
+        self._received = False
         self._last = -1
         self._samples = 0
         self._interrupted = self._was_interrupted = False
@@ -73,6 +78,7 @@ class Timing(Probe):
         if self._begun is None:
             self._begin_mark = self._mark()
             self._begun = time.perf_counter()
+            self._received = is_received(args, kwargs)
         self._samples += batch_size(args, kwargs)
 
     def interrupted(self) -> None:
@@ -95,7 +101,9 @@ class Timing(Probe):
                 pass  # nothing says where it is split
             elif self._on_device():
                 _time_on_device(facts, *marks)
+                self._say_received(facts)
             else:
+                self._say_received(facts)
                 waited = scalars["data_seconds"] = self._begun - ended
                 scalars["compute_seconds"] = seconds - waited
             if self._samples and seconds > 0:
@@ -105,6 +113,10 @@ class Timing(Probe):
         self._last = step
         self._samples = 0
         self._was_interrupted, self._interrupted, self._unsure = self._interrupted, False, False
+
+    def _say_received(self, facts: StepFacts) -> None:
+        if self._received:
+            facts.scalars["input_received"] = 1.0
 
     def _on_device(self) -> bool:
         tensors = self.context.parameters.tensors

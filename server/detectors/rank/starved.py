@@ -16,6 +16,7 @@ from rankscope.server.detectors.rank.lateness import (
     Late,
     Lateness,
     LatenessPolicy,
+    Timed,
     TimingSample,
     rows_of_hosts,
     timed,
@@ -23,16 +24,22 @@ from rankscope.server.detectors.rank.lateness import (
 )
 from rankscope.server.detectors.rank.rounds import NAMES, Rounds
 from rankscope.server.detectors.wording import agree, count, duration, percent, ranks
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Bool, Check, Status, Window
 
-_NAMES = ("step_seconds", "data_seconds", *QUEUEING)
+_RECEIVED = "input_received"
+_NAMES = ("step_seconds", "data_seconds", _RECEIVED, *QUEUEING)
 
 
 @dataclass(slots=True)
 class StarvedState:
-    """What is remembered."""
+    """What is remembered.
+
+    Attributes:
+        loads: whether a rank was seen whose model is given data, and not what it has received.
+    """
 
     lateness: Lateness
+    loads: bool = False
     rounds: Rounds = field(default_factory=Rounds)
 
 
@@ -48,6 +55,8 @@ class RankStarved(Detector[StarvedState]):
         count, nor do steps at which half of the others were not idle for as long. 8 without, and 20
         steps, and it is over. The onset is where the steps became longer (change point of the
         logarithm, least squares). The same now and then (key `jitter`) as in `rank.straggler`.
+        Ranks whose model is given what another rank has computed (`input_received`: later stages of
+        a pipeline) wait for that rank and are left out, where others read data.
         Steps before which ranks that train for themselves average their parameters are left out:
         whoever comes first waits there for the others. Where there are such averages
         `rank.straggler` alone has who is late now and then.
@@ -67,7 +76,7 @@ class RankStarved(Detector[StarvedState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("rank.starved",)
     needs: ClassVar[tuple[str, ...]] = ("data_seconds",)
-    wants: ClassVar[tuple[str, ...]] = NAMES
+    wants: ClassVar[tuple[str, ...]] = (*NAMES, _RECEIVED)
     min_ranks: ClassVar[int] = 2
 
     policies: ClassVar[type[Policy]] = LatenessPolicy
@@ -87,7 +96,7 @@ class RankStarved(Detector[StarvedState]):
         hosts = rows_of_hosts(window)
         block = timed(window, _NAMES)
         took = without_queueing(hosts, block.series["data_seconds"], block.series["queued_seconds"])
-        reported = np.isfinite(block.series["data_seconds"])
+        reported = self._of_data(state, block)
         late = lateness.late(
             window.ranks, np.where(reported, took, np.nan), block.lengths, block.idle
         )
@@ -110,6 +119,18 @@ class RankStarved(Detector[StarvedState]):
             # Between averages nobody waits for a rank that is late once: `rank.straggler` has them.
             findings += now_and_then
         return Outcome({"rank.starved": _check(state, window)}, tuple(findings))
+
+    def _of_data(self, state: StarvedState, block: Timed) -> Bool:
+        """Which ranks' times are a wait for data, bool [N, R].
+
+        Where all models are given inputs whose gradients are wanted, these are no stages of a
+        pipeline: somebody has to read the data.
+        """
+        reported: Bool = np.isfinite(block.series["data_seconds"])
+        read: Bool = reported & ~(block.series[_RECEIVED] > 0)
+        known = state.loads | np.logical_or.accumulate(read.any(axis=1))
+        state.loads = bool(known[-1]) if len(known) else state.loads
+        return np.where(known[:, None], read, reported)
 
 
 def _finding(late: Late) -> Finding:

@@ -43,6 +43,25 @@ def test_a_step_is_split_at_its_first_forward(job):
     assert busy["samples_per_second"] == pytest.approx(12 / busy["step_seconds"])
 
 
+def test_what_another_rank_has_computed_is_no_data(job):
+    """A stage of a pipeline sends the gradient of its input back."""
+    model, encoder = job.context.model, nn.Linear(3, 3)
+    inputs = {
+        "read": torch.ones(4, 3),
+        "received": torch.ones(4, 3, requires_grad=True),
+        "computed here": encoder(torch.ones(4, 3)),
+    }
+    train_step(job)
+    flagged = {}
+    for name, given in inputs.items():
+        model(given).sum().backward()
+        job.optimizer.step()
+        scalars = job.steps[-1].scalars
+        assert "data_seconds" in scalars
+        flagged[name] = scalars.get("input_received")
+    assert flagged == {"read": None, "received": 1.0, "computed here": None}
+
+
 def test_an_evaluation_is_no_waiting_for_data(job):
     train_step(job)
     job.context.model.eval()
