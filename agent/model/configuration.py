@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from rankscope.agent.model.facts import core, is_dealt_out, is_unsized, plain_name
+from rankscope.agent.model.facts import core, first_step, is_dealt_out, is_unsized, plain_name
 from rankscope.agent.process.device_memory import DeviceMemory
 from rankscope.agent.process.git import commit_of
 from rankscope.agent.process.resident_memory import memory_limit
@@ -75,6 +75,8 @@ def configuration(model: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
         "training_mode": model.training,
         "optimizer": type(optimizer).__name__,
         "optimizer_tensors": _held_by(optimizer, parameters),
+        # As its state counts them: what was restored, or not, before the first step.
+        "optimizer_steps": first_step(optimizer),
         "parameter_groups": [
             {k: v for k, v in group.items() if isinstance(v, bool | int | float | str)}
             for group in optimizer.param_groups

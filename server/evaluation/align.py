@@ -128,6 +128,8 @@ class Aligner:
         # First and last step that each attempt of a rank has posted anything about.
         self._begins: dict[int, dict[int, int]] = defaultdict(dict)
         self._ends: dict[tuple[int, int], int] = {}
+        # By rank, the newest attempt and the digest of the parameters that it began with.
+        self._started: dict[int, tuple[int, int]] = {}
         # By rank and attempt, the first step from which a later attempt's points count.
         self._superseded: dict[tuple[int, int], int] = {}
         # Last step of each rank about which nothing more is in the database, during a replay.
@@ -152,6 +154,8 @@ class Aligner:
                 self._heard(rank, part.attempt, first, last)
                 if first < lowest.get(rank, first + 1):
                     lowest[rank] = first
+        for part in data.digests:
+            self._learn_start(part)
         for target, parts in ((self._series, data.columns), (self._digests, data.digests)):
             for part in parts:
                 fresh = self._fresh(part)
@@ -204,6 +208,15 @@ class Aligner:
                         self._superseded[rank, one] = int(from_step)
         if last > self._ends.get((rank, attempt), last - 1):
             self._ends[rank, attempt] = last
+
+    def _learn_start(self, part: Columns) -> None:
+        """At once: ranks that begin at different steps are at no time at the same one."""
+        if "start" not in part.names:
+            return
+        held = part.values[:, part.names.index("start"), -1]
+        for rank, digest in zip(part.ranks.tolist(), held.tolist(), strict=True):
+            if part.attempt >= self._started.get(rank, (part.attempt, 0))[0]:
+                self._started[rank] = part.attempt, digest
 
     def _fresh(self, part: Columns) -> Columns:
         if part.steps[0] > self.last_step:
@@ -331,6 +344,7 @@ class Aligner:
                 for rows in self._replicas.classes("parameters", ranks)
             ),
             begins={rank: tuple(sorted(b.values())) for rank, b in self._begins.items()},
+            started={rank: digest for rank, (_, digest) in self._started.items()},
             negligible=negligible,
             rank_local=self._replicas.own.ranks,
             layers=self._layers.take(through, self._begins),

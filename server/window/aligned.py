@@ -376,6 +376,7 @@ class Window:
         classes: ranks that hold replicas of the same tensors, the largest set first; a rank that
             is alone with what it holds is a set of its own. Empty: all of `ranks` are one.
         begins: first step of each of a rank's processes, ascending.
+        started: digest of what each rank's newest process held when it began, where it is known.
         negligible: step -> tensors whose gradient is negligible beside that of the others, at steps
             at which gradients were fingerprinted.
         layers: numbers of single tensors of the first few ranks at these steps, in the order of
@@ -402,6 +403,7 @@ class Window:
     events: tuple[Occurrence, ...] = ()
     classes: tuple[tuple[int, ...], ...] = ()
     begins: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    started: Mapping[int, int] = field(default_factory=dict)
     negligible: Mapping[int, int] = field(default_factory=dict)
     layers: tuple[LayerNumbers, ...] = ()
     element_sums: tuple[ElementSums, ...] = ()

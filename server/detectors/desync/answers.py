@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankscope.server.detectors.desync.explain import finding_of
+from rankscope.server.detectors.desync.resumed import resumed_finding
 from rankscope.server.detectors.desync.settings import STAGE as SETTINGS_STAGE
 from rankscope.server.detectors.desync.state import FROZEN, KIND_OF_STAGE, DesyncPolicy, DesyncState
 from rankscope.server.detectors.wording import agree, count, every, ranks
@@ -32,6 +33,8 @@ def _check(state: DesyncState, policy: DesyncPolicy, kind: str) -> Check:
         incident = state.settings.incident
     if incident is None and kind == KIND_OF_STAGE[FROZEN]:
         incident = state.frozen.incident
+    if state.resumed.found is not None and kind == "desync.optimizer":
+        return Check(Status.OPEN, f"{resumed_finding(state.resumed.found, 0).title}.")
     if incident is not None and incident.kind == kind:
         title = finding_of(incident, policy.drift, policy.critical).title
         return Check(Status.OPEN, f"{title}.")

@@ -25,6 +25,7 @@ from rankscope.server.detectors.desync.parts import (
     optimizer_dealt_out,
     read_apart,
 )
+from rankscope.server.detectors.desync.resumed import resumed_finding
 from rankscope.server.detectors.desync.returns import (
     interval_of_returns,
     returns_finding,
@@ -75,7 +76,9 @@ class Desync(Detector[DesyncState]):
         had written its parameters and that of the same others shrank by a quarter or more. Where
         ranks hold half of the tensors alike after an average, those that do not hold what most hold
         of another one did not take it (key `not taken`). Gradients are not compared where each
-        rank's optimizer holds a part of its own of all tensors (ZeRO 1 by hand).
+        rank's optimizer holds a part of its own of all tensors (ZeRO 1 by hand). Ranks whose
+        optimizer had taken no step at attach, where that of others with the same parameters, bit
+        for bit, had, resumed without its state (key `begin`).
 
     Severity:
         By the distance over the norm, from sketches: below 1e-6 in several tensors info (drift
@@ -120,6 +123,7 @@ class Desync(Detector[DesyncState]):
         """Goes through the comparisons step by step, along the chain."""
         findings = state.not_taken.take(window)
         state.resets.take(window)
+        state.resumed.take(window)
         state.steps += len(window.steps)
         state.unpaired = tuple(sorted(c[0] for c in window.classes if len(c) == 1))
         state.known_ranks = len(window.ranks)
@@ -196,6 +200,8 @@ class Desync(Detector[DesyncState]):
         findings += self._meet(state, met, window.last_step)
         if (frozen := standing(state, window)) is not None:
             findings += self._findings_of(frozen)
+        if (without := state.resumed.found) is not None:
+            findings.append(resumed_finding(without, state.last_step))
         return Outcome(checks_of(state, self.policy), tuple(findings))
 
     # ------------------------------------------------------------------------------ one step

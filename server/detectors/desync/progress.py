@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from rankscope.server.comparison.compare import labels_of
 from rankscope.server.detectors.base import Detector, Outcome
+from rankscope.server.detectors.desync.resumed import Begins, without_state
 from rankscope.server.detectors.desync.step_count import (
     COUNTED,
     StepMismatch,
@@ -95,7 +96,7 @@ class ProgressState:
 
     steps: int = 0
     judged: int = 0
-    began: tuple[int, ...] = ()
+    began: Begins = field(default_factory=Begins)
     begin: StepMismatch | None = None
     begin_step: int = 0
     ended: StepMismatch | None = None
@@ -369,40 +370,15 @@ class Progress(Detector[ProgressState]):
         return None
 
     def _begun(self, window: Window, state: ProgressState) -> None:
-        members = window.ranks[window.members]
-        if len(members) < window.world_size or not len(window.steps):
+        began = state.began.changed(window)
+        if began is None:
             return
-        begins = [window.begins.get(int(rank), ()) for rank in members]
-        if not _started_together(begins):
-            return  # only some were started again: they catch up with the others
-        began = tuple(b[-1] for b in begins)
-        if began == state.began:
-            return
-        state.began = began
         state.begin = None
-        if len(set(began)) > 1:
+        # That some began without the state of their optimizer is `desync.optimizer`.
+        if len(set(began)) > 1 and without_state(window) is None:
+            members = window.ranks[window.members]
             state.begin = _mismatch("begin", members, np.array(began, dtype=np.float64))
             state.begin_step = min(began)
-
-
-def _started_together(begins: Sequence[Sequence[int]]) -> bool:
-    """Whether the newest processes of all ranks were started at one time.
-
-    All are the n-th of their rank then; of a rank that was added later, the n-th since.
-
-    Args:
-        begins: of each rank, the first steps of its processes, ascending.
-    """
-    most = max(map(len, begins), default=0)
-    if not all(begins):
-        return False
-    start = min(own[0] for own in begins)
-    longest = [own for own in begins if len(own) == most]
-    for own in begins:
-        since = max(sum(step >= own[0] for step in other) for other in longest)
-        if len(own) < most and (own[0] == start or len(own) != since):
-            return False
-    return True
 
 
 def _newest(ranks_: Int64, rows: Float64, last: Mapping[int, float]) -> dict[int, float]:

@@ -12,6 +12,7 @@ from rankscope.server.detectors.desync.incident import Divergence
 from rankscope.server.detectors.desync.left_out import LeftOut
 from rankscope.server.detectors.desync.not_taken import NotTakenAverages
 from rankscope.server.detectors.desync.resets import Resets
+from rankscope.server.detectors.desync.resumed import Resumed
 from rankscope.server.detectors.desync.settings import STAGE as SETTINGS_STAGE
 from rankscope.server.detectors.desync.settings import Given
 from rankscope.server.detectors.desync.versions import Versions
@@ -142,6 +143,7 @@ class DesyncState:
     settings: Beside = field(default_factory=lambda: Beside(SETTINGS_STAGE))
     frozen: Beside = field(default_factory=lambda: Beside(FROZEN))
     given: Given = field(default_factory=Given)
+    resumed: Resumed = field(default_factory=Resumed)
     resets: Resets = field(default_factory=Resets)
     exchange: Exchange = field(default_factory=Exchange)
     left_out: LeftOut = field(default_factory=LeftOut)
