@@ -25,6 +25,9 @@ _MAD_TO_SIGMA = 1.4826
 # Relative difference up to which two numbers are the same.
 _TIE = 1e-9
 
+# Largest F by chance of all places at which one parameter may change (Andrews 1993, table 1; 1 %).
+_SUP_F = 12.35
+
 # Observations whose median makes one value of a trend.
 BLOCK = 10
 
@@ -145,6 +148,36 @@ def mann_kendall(values: Sequence[float] | Float64) -> float:
     score = float(np.sign(y[None, :] - y[:, None])[np.triu_indices(n, 1)].sum())
     spread = math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
     return (score - math.copysign(min(1.0, abs(score)), score)) / spread
+
+
+def grows_with(cause: Float64, values: Float64) -> bool:
+    """Whether values are a multiple of something else from the first one on.
+
+    Against it stands that they are 0 up to some place, and from there on a multiple of it or
+    constant. This explains more where the best such place lowers the sum of squares by more than
+    chance would (sup F: Andrews 1993, table 1, one parameter and 15 % left out at either end, 12.35
+    at 1 %), as where the cause had moved long before them. The multiple has to explain half of the
+    sum of squares, too: of what is noise or comes now and then it is no account.
+
+    Args:
+        cause: float64 [N], of which they may be a multiple.
+        values: float64 [N], N of 20 and more; fewer show nothing.
+    """
+    count = len(values)
+    least = int(0.15 * count)
+    if count < 20 or not np.isfinite(cause).all():
+        return False
+    # Sums over i and all after it: what the multiple explains of the squares, from each place on.
+    product = np.cumsum((cause * values)[::-1])[::-1]
+    square = np.cumsum((cause * cause)[::-1])[::-1]
+    total = float(values @ values)
+    as_cause = product**2 / np.maximum(square, 1e-300)
+    if product[0] <= 0 or as_cause[0] < 0.5 * total:
+        return False
+    constant = np.cumsum(values[::-1])[::-1] ** 2 / np.arange(count, 0, -1)
+    best = float(np.maximum(as_cause, constant)[least : count - least].max())
+    rest = max(total - best, 1e-300) / (count - 2)
+    return bool((best - as_cause[0]) / rest <= _SUP_F)
 
 
 def change_point(values: Float64) -> tuple[int, float, float]:

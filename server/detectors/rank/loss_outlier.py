@@ -18,6 +18,7 @@ from rankscope.server.detectors.rank.outlier_findings import LossOutlier, loss_f
 from rankscope.server.detectors.statistics import (
     Progress,
     change_point,
+    grows_with,
     median_of_sorted,
     others_median,
     rank_rows,
@@ -83,14 +84,18 @@ class LossOutlierState:
     """What `rank.loss_outlier` remembers.
 
     Attributes:
-        earlier: of windows that do not overlap, since the start: the last step, and by rank the
-            mean difference over the level. Of many, every second one.
+        earlier: of windows that do not overlap, since the start: the last step, their level, and by
+            rank the mean difference (of losses that pass through zero its median). Of many, every
+            second one.
+        positive: whether all losses were: to divide by a level that passes through zero says
+            nothing.
     """
 
     losses: RankHistory
     accuracies: RankHistory
     explained: RankHistory
-    earlier: list[tuple[int, Mapping[int, float]]] = field(default_factory=list)
+    earlier: list[tuple[int, float, Mapping[int, float]]] = field(default_factory=list)
+    positive: bool = True
     progress: Progress = field(default_factory=Progress)
     since: int = 0
     windows: int = 0
@@ -112,10 +117,14 @@ class RankLossOutlier(Detector[LossOutlierState]):
         20 % of the others' level, more than 5 % of the progress made since the start, and more than
         3 times the range of the mean losses of the ranks that do not stand out with it (of those on
         either side where half of them differ), in two
-        windows in a row, 10 observations apart. The onset is the change point of d in the last 128
-        observations (two means, least squares); where d over the level was half as large as now in
-        the windows before it (their median), a third of two halves, it has been there from the
-        first step on. It is over after 15 windows without. Of two halves that one rank is named
+        windows in a row, 10 observations apart. The onset is the change point of d, cut off at what
+        it is now on either side, in the last 128 observations (two means, least squares); where d
+        over the level (where losses pass through zero, d) was half as large as now in the windows
+        before it (their median), a third of two halves, it has been there from the first step on.
+        So it has where d grows in proportion to how far the others' loss has fallen since the
+        start, and a step before which there was nothing of it is not significantly better (largest
+        F of all such steps below 12.35): losses are alike at first whatever the labels are. It is
+        over after 15 windows without. Of two halves that one rank is named
         whose answers alone explain less than nothing of the deviance (by 6 standard errors), where
         those of each other rank explain more than a twentieth.
         Sooner, and where the difference is small but clear: the logarithm of the rank's loss over
@@ -196,6 +205,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
                 state.incident = None
             state.progress.push(step, medians[index])
             state.losses.push(step, window.ranks, rows[index].copy())
+            state.positive &= not bool((rows[index] <= 0).any())
             state.since += 1
             for change in self._changes(state, step, window.ranks, rows[index]):
                 self._changed(state, window.ranks, change)
@@ -223,8 +233,11 @@ class RankLossOutlier(Detector[LossOutlierState]):
         scale = state.progress.scale
         size = np.abs(mean)
         if level and (state.windows - 1) % max(policy.size // policy.stride, 1) == 0:
-            reported = dict(zip(rank_numbers.tolist(), (mean / abs(level)).tolist(), strict=True))
-            state.earlier.append((step, reported))
+            # Where none is measured by its level, the first ones, which scatter most, would make
+            # the mean.
+            usual = mean if state.positive else np.nanmedian(difference, axis=0)
+            reported = dict(zip(rank_numbers.tolist(), usual.tolist(), strict=True))
+            state.earlier.append((step, abs(level), reported))
             if len(state.earlier) > _MAX_EARLIER:
                 del state.earlier[1::2]
         fires = (
@@ -260,7 +273,6 @@ class RankLossOutlier(Detector[LossOutlierState]):
             # not been learned from, where those of all others are better.
             if self._knows_nothing(state, known, int(rank_numbers[worse])):
                 decided, suspects, top = True, np.arange(len(mean)) == worse, worse
-        relative = float(mean[top]) / abs(level) if level else 0.0
         who = tuple(int(r) for r in rank_numbers[suspects])
         critical = bool(
             size[top] > policy.critical_level * abs(level)
@@ -272,7 +284,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
             if state.firing < policy.windows:
                 return
             onset, from_start, moved = self._onset(
-                state, known, int(rank_numbers[top]), relative, decided=decided
+                state, known, int(rank_numbers[top]), float(mean[top]), level, decided=decided
             )
             incident = state.incident = LossOutlier(
                 first_step=onset,
@@ -339,8 +351,11 @@ class RankLossOutlier(Detector[LossOutlierState]):
         difference = level * math.expm1(change.size)
         if abs(difference) < policy.min_progress * state.progress.scale:
             return
+        losses = state.losses.matrix(known)
+        column = int(np.searchsorted(known, change.ranks[0]))
+        from_start = len(change.ranks) == 1 and _since_start(state, losses, column, difference)
         state.incident = LossOutlier(
-            first_step=change.first_step,
+            first_step=state.progress.spacing.first if from_start else change.first_step,
             seen_step=change.seen_step,
             last_step=change.seen_step,
             clear_after=state.progress.spacing.steps(policy.calm * policy.stride),
@@ -352,19 +367,28 @@ class RankLossOutlier(Detector[LossOutlierState]):
             level=level,
             progress=state.progress.scale,
             critical=False,
-            from_start=False,
+            from_start=from_start,
             accuracies=self._accuracies(state, known, change.ranks),
             moved={},
-            recurring=change if change.question == "recurring" else None,
+            # What lags behind more and more is no single loss, though it shows in such ones first.
+            recurring=change if change.question == "recurring" and not from_start else None,
         )
 
     def _onset(
-        self, state: LossOutlierState, known: Int64, rank: int, relative: float, *, decided: bool
+        self,
+        state: LossOutlierState,
+        known: Int64,
+        rank: int,
+        mean: float,
+        level: float,
+        *,
+        decided: bool,
     ) -> tuple[int, bool, Mapping[int, float]]:
         """Since which step a rank is an outlier, whether perhaps always, and who moved then.
 
         Args:
-            relative: how far it does, over the level.
+            mean: how far it does.
+            level: of the other ranks' losses.
             decided: whether it is the one at fault.
         """
         policy = self.policy
@@ -372,20 +396,27 @@ class RankLossOutlier(Detector[LossOutlierState]):
         column = int(np.searchsorted(known, rank))
         difference = (losses - others_median(losses))[:, column]
         there = np.isfinite(difference)
-        at, before, after = change_point(difference[there])
+        held = _held(difference[there], mean)
+        at, before, after = change_point(held)
         changed = abs(before) < 0.5 * abs(after)
         first = int(steps[there][at if changed else 0])
+        by_level = state.positive and level != 0
         before_it = [
-            reported[rank] for last, reported in state.earlier if last < first and rank in reported
+            reported[rank] / (its_level if by_level else 1.0)
+            for last, its_level, reported in state.earlier
+            if last < first and rank in reported
         ]
         if before_it:
-            share = median(before_it) / relative if relative else 0.0
+            now = mean / abs(level) if by_level else mean
+            share = median(before_it) / now if now else 0.0
             if share >= (policy.established if decided else policy.begun):
                 return state.progress.spacing.first, True, {}
         # Losses are alike at first whatever the data; what differs shows while they fall.
         forgotten = state.progress.count - len(losses)
         if not changed:
             return first, forgotten < self.policy.size, {}
+        if _since_start(state, losses, column, mean):
+            return state.progress.spacing.first, True, {}
         early = not forgotten and at < policy.size
         late = steps >= first
         moved = {}
@@ -422,6 +453,30 @@ class RankLossOutlier(Detector[LossOutlierState]):
             f"{count(state.windows, 'window')} of {self.policy.size} steps: no rank's loss lies "
             "off the others'.",
         )
+
+
+def _held(difference: Float64, mean: float) -> Float64:
+    """Differences to the side of their mean, cut off at it on either side.
+
+    Losses scatter most while they fall: what is further away than what is to be dated counts no
+    more than that.
+    """
+    return np.clip(math.copysign(1.0, mean) * difference, -abs(mean), abs(mean))
+
+
+def _since_start(state: LossOutlierState, losses: Float64, column: int, mean: float) -> bool:
+    """Whether a rank lags behind the others by a share of what these have learned from the first.
+
+    Args:
+        losses: float64 [N, R], all that are remembered.
+        mean: how far the rank's lie from the others' now.
+    """
+    if state.progress.count > len(losses) or mean <= 0:
+        return False  # what came before was forgotten; whose loss is lower lags behind nobody
+    others = others_median(losses)[:, column]
+    difference = losses[:, column] - others
+    there = np.isfinite(difference)
+    return grows_with((state.progress.start - others)[there], _held(difference[there], mean))
 
 
 def _listed(found: tuple[Int64, Float64]) -> tuple[list[int], Float64]:
