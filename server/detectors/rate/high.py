@@ -67,12 +67,15 @@ class High:
     Attributes:
         rise: of the rate.
         inputs: their root mean square; NaN where it is not known.
+        since: first step that wrote over the parameters, where one after the other did; None where
+            that is not what shows the rate.
     """
 
     rate: float
     update: float
     rise: Mapping[str, float] | None
     inputs: float = math.nan
+    since: int | None = None
 
 
 @dataclass(slots=True)
@@ -104,8 +107,9 @@ class RateTooHigh(Detector[HighState]):
         units of a ReLU die (as those kinds say). Second: the learning rate rose by half or more in
         the 100 steps before, or the updates of the 200 steps before are too large (median of 4
         sampled ones or more above 0.03 of the parameters; of units that die, also 4 of them above
-        0.1). Without the second sign the data are as likely, and nothing is said here. Over after
-        200 steps without the first.
+        0.1). It begins with the first one; where the rate did not rise, and 4 or more sampled
+        updates in a row were above 0.1, with these. Without the second sign the data are as likely,
+        and nothing is said here. Over after 200 steps without the first.
 
     Severity:
         As the first sign has it; a sign that is but info is none.
@@ -209,7 +213,25 @@ def _second_sign(sign: Finding, state: HighState, policy: HighPolicy) -> High | 
         large, update = len(written) >= policy.updates, median(written)
     if rise is None and not large:
         return None
-    return High(known[-1][1] if known else math.nan, update, rise, median(state.inputs))
+    since = None if rise is not None else _overwriting_since(sign, state, policy)
+    return High(known[-1][1] if known else math.nan, update, rise, median(state.inputs), since)
+
+
+def _overwriting_since(sign: Finding, state: HighState, policy: HighPolicy) -> int | None:
+    """Since when steps wrote over the parameters, one after the other, on the way to a sign.
+
+    A rate at which they do is too high from there on, however long the units take to die of it.
+    """
+    first, seen = sign.seen_step - policy.near, sign.seen_step
+    recent = [(step, v > policy.overwriting) for step, v in state.updates if first < step <= seen]
+    while recent and not recent[-1][1]:
+        recent.pop()  # once units are dead, steps are small again
+    written = 0
+    for _, over in reversed(recent):
+        if not over:
+            break
+        written += 1
+    return recent[-written][0] if written >= policy.updates else None
 
 
 def _check(
@@ -238,6 +260,7 @@ def _check(
 
 def _finding(sign: Finding, high: High, policy: HighPolicy) -> Finding:
     evidence: dict[str, Any] = {"sign": sign.kind, "lr": high.rate}
+    first = sign.first_step if high.since is None else min(high.since, sign.first_step)
     if math.isfinite(high.update):
         evidence["update_ratio"] = high.update
     if high.rise is not None:
@@ -253,8 +276,9 @@ def _finding(sign: Finding, high: High, policy: HighPolicy) -> Finding:
             f"{sign.title}. A step changes the parameters by {number(high.update)} of their size; "
             "healthy trainings stay below 0.01."
         )
+    where = f" before step {first}" if first > 0 else ""
     remedy = (
-        f"Restart before step {sign.first_step} with a learning rate of {number(usable)}, "
+        f"Restart{where} with a learning rate of {number(usable)}, "
         "and reach it by a warm-up of some hundred steps; clip the gradient to limit single steps."
     )
     if high.rise is None and high.inputs >= policy.large_inputs:
@@ -273,7 +297,7 @@ def _finding(sign: Finding, high: High, policy: HighPolicy) -> Finding:
         title=f"The learning rate of {number(high.rate)} is too high",
         seen_step=sign.seen_step,
         last_step=sign.last_step,
-        first_step=sign.first_step,
+        first_step=first,
         cause=cause,
         remedy=remedy,
         clear_after=sign.clear_after,

@@ -88,12 +88,15 @@ class RatioState:
 
     Attributes:
         norms: of the first gradients.
+        large_since: first large update since which their median has been above `high`; -1 where it
+            is not.
         updates: update over parameters, of steps whose rate was not almost nothing.
         of_tensors: the same of each matrix.
     """
 
     seen: int = 0
     begun: int = -1
+    large_since: int = -1
     rate: float = math.nan
     peak: float = 0.0
     norms: list[float] = field(default_factory=list)
@@ -112,7 +115,8 @@ class UpdateRatio(Detector[RatioState]):
     Statistic:
         |change| / |parameters| of the whole model: the median of the last 32 sampled steps, of
         which there are 16 or more, is above 3e-2, and above 4 over the number of steps up to the
-        middle one: what grows from nothing at a steady pace has one over it. Steps at less than a
+        middle one: what grows from nothing at a steady pace has one over it. It begins with the
+        first such step since which the median has been above 3e-2. Steps at less than a
         tenth of the highest learning rate do not count: warm-up and the end of a schedule are
         neither; nor do those with a gradient below a thousandth of the first ones, where the loss
         has come to its minimum. Of single matrices the same median is above 0.1 or below 3e-6
@@ -227,6 +231,10 @@ class UpdateRatio(Detector[RatioState]):
             for name, values in state.of_tensors.items()
             if len(values) >= policy.evidence
         }
+        if not typical > policy.high:
+            state.large_since = -1
+        elif state.large_since < 0:
+            state.large_since = next(s for s, update in state.updates if update > policy.high)
         middle = state.updates[len(state.updates) // 2][0] - state.begun + 1
         learns, explained = _learns(state, policy)
         # A matrix by name says more than its group.
@@ -244,8 +252,7 @@ class UpdateRatio(Detector[RatioState]):
         if typical > max(policy.high, policy.growth / middle):
             large = {n: m for n, m in medians.items() if m > policy.high}
             facts = Large(typical, state.rate, large, *_learns(state, policy))
-            onset = next(s for s, update in state.updates if update > policy.high)
-            state.whole.bad(step, facts, first_step=onset).facts = facts
+            state.whole.bad(step, facts, first_step=state.large_since).facts = facts
             state.single.good(step)
             return
         state.whole.good(step)
