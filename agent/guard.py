@@ -33,14 +33,13 @@ def _never() -> bool:
 # what ran of ours then would become a part of the trainer's graph, or end the recording with an
 # error. So nothing does. Known by what knows the framework: see `quiet_while`.
 _is_recording: Callable[[], bool] = _never
-_recording_failed = False
 
 
 def quiet_while(is_recording: Callable[[], bool]) -> None:
     """What is guarded does nothing while the function says so.
 
     Args:
-        is_recording: where it fails, that counts as no, and is logged once.
+        is_recording: where it fails, that counts as no.
     """
     global _is_recording
     _is_recording = is_recording
@@ -48,15 +47,10 @@ def quiet_while(is_recording: Callable[[], bool]) -> None:
 
 def is_quiet() -> bool:
     """Whether nothing of ours may run now, in this thread; never raises."""
-    global _recording_failed
     try:
         return _is_recording()
     except Exception as fault:  # noqa: BLE001
-        for observer in observers:
-            observer("recording", fault)
-        if not _recording_failed:
-            _recording_failed = True
-            _log_fault("recording", fault)
+        _contain_everywhere("recording", fault)
         return False
 
 
@@ -211,11 +205,7 @@ def process_wide(
             try:
                 return function(*args, **kwargs)
             except Exception as fault:  # noqa: BLE001
-                guards = list(_guards)
-                for guard in guards:
-                    guard.probe(name).contain(fault)
-                if not guards:
-                    _log_fault(name, fault)
+                _contain_everywhere(name, fault)
                 return None
 
         return guarded
@@ -290,6 +280,15 @@ class Guard:
 
 
 _guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+
+
+def _contain_everywhere(name: str, fault: Exception) -> None:
+    """What fails for the process as a whole: every monitor reports it."""
+    guards = list(_guards)
+    for guard in guards:
+        guard.probe(name).contain(fault)
+    if not guards:
+        _log_fault(name, fault)
 
 
 def _log_fault(name: str, fault: Exception) -> None:
