@@ -1,9 +1,8 @@
-"""The examples train, with the agent and without; a healthy run of each opens no warning."""
+"""The examples train, and a healthy run of each opens no warning."""
 
 import os
 import subprocess
 
-import httpx
 import pytest
 
 from tests.support.jobs.ranks import REPOSITORY, TORCHRUN
@@ -57,19 +56,11 @@ def test_it_is_its_plain_version_and_lines_of_ours(name):
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_without_the_agent_it_trains(name, tmp_path):
-    trained(f"{name}_plain", EXAMPLES[name], tmp_path)
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize("name", EXAMPLES)
 def test_with_the_agent_its_ranks_are_there_and_well(name, service, tmp_path):
     run = name.replace("_", "-")
     trained(name, EXAMPLES[name], tmp_path, RANKSCOPE_SERVER=service.url, RANKSCOPE_RUN=run)
-    found = httpx.get(f"{service.url}/api/v1/runs/{run}").raise_for_status().json()
-    assert found["world_size"] == EXAMPLES[name]
-    alerts = httpx.get(f"{service.url}/api/v1/runs/{run}/alerts").raise_for_status().json()
-    assert [alert for alert in alerts["items"] if alert["severity"] != "info"] == []
+    assert service.wait_for_state(run, "finished")["world_size"] == EXAMPLES[name]
+    assert service.alerts(run) == []
     if name == "train_tensorboard":
         assert list(tmp_path.rglob("runs/ranks/**/events*"))
         assert list(tmp_path.rglob("runs/trainer/events*"))
