@@ -10,6 +10,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rankscope.agent.delivery import process_exit
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("rankscope")
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 # Types of scalars that need no reading.
 PLAIN = frozenset((float, int, bool))
 
@@ -116,7 +118,7 @@ class Monitor:
             **scalars: numbers, or tensors of one element, which are read without waiting for the
                 device.
         """
-        step = self._step_of_log()
+        step = self._step_of_log(scalars)
         self._logged(step, scalars)
         # What needs no reading is sorted out where it is sent.
         if PLAIN.issuperset(map(type, scalars.values())):
@@ -242,7 +244,7 @@ class Monitor:
 
     # -------------------------------------------------------------------- for the kinds of monitor
 
-    def _step_of_log(self) -> int:
+    def _step_of_log(self, scalars: Mapping[str, Any] = NOTHING) -> int:
         """The step that something logged now belongs to."""
         return self._count.step
 

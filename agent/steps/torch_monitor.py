@@ -13,7 +13,7 @@ from rankscope.agent.delivery.session import Session
 from rankscope.agent.guard import Moments, contained
 from rankscope.agent.model.parts import part_of
 from rankscope.agent.model.tracked import Tracked
-from rankscope.agent.monitor import Monitor
+from rankscope.agent.monitor import NOTHING, Monitor
 from rankscope.agent.probes import PROBES, Context, Probe, StepFacts
 from rankscope.agent.probes.loss import sources as loss_sources
 from rankscope.agent.probes.loss.training import Loss
@@ -24,7 +24,7 @@ from rankscope.agent.probes.parameters.watched import WatchedModules
 from rankscope.agent.process.gpu_health import GpuHealth
 from rankscope.agent.steps import hooks, joined
 from rankscope.agent.steps.account import Account
-from rankscope.agent.steps.autograd import nodes_made
+from rankscope.agent.steps.autograd import made_of_earlier, nodes_made
 from rankscope.agent.steps.dynamo import frames_traced, leave_alone, outside_graph
 from rankscope.agent.steps.mode import COUNTED, LIGHTWEIGHT, SAMPLED, StepMachine
 from rankscope.agent.steps.named_pass import named_pass
@@ -304,14 +304,19 @@ class TorchMonitor(Monitor):
 
     # ------------------------------------------------------------------------------------- inside
 
-    def _step_of_log(self) -> int:
+    def _step_of_log(self, scalars: Mapping[str, Any] = NOTHING) -> int:
+        count = self._count
+        if self._passes.begun:
+            return count.step
         # A graph that has grown since the last step ended: the next one is in progress.
         # Tracing makes graphs, too: where it is what comes after a compiled step, none is.
-        count = self._count
-        begun = self._passes.begun or (
-            nodes_made() != count.nodes and frames_traced() == self._traced
-        )
-        return count.step if begun else max(count.step - 1, 0)
+        made = nodes_made()
+        if made != count.nodes and frames_traced() == self._traced:
+            # What is logged may have made them itself, out of the loss of the step just done.
+            if made_of_earlier(scalars.values(), count.nodes) != made - count.nodes:
+                return count.step
+            count.nodes = made
+        return max(count.step - 1, 0)
 
     def _report_unseen(self, where: str) -> None:
         self._unseen_at = self._count.step

@@ -20,6 +20,7 @@ from rankscope import agent
 from rankscope.agent.monitor import Monitor, NullMonitor
 from rankscope.agent.probes.gradients.applied import Gradients
 from tests.support.servers.collector import Collector
+from tests.support.watching import fix_plan
 
 
 def net(seed=0):
@@ -168,6 +169,29 @@ def test_what_is_logged_belongs_to_its_step(collector, attach):
     monitor.close()
     for name, offset in (("during", 0), ("after", 0), ("loss", 100)):
         assert collector.points(name, 0) == {s: float(s + offset) for s in range(5)}, name
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_what_is_computed_from_the_loss_after_a_step_belongs_to_it(collector, attach, sampled):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = attach(model, optimizer)
+    if not sampled:
+        fix_plan(monitor, every=1 << 10)  # between samples the model has no hook
+    for step in range(5):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        output = model(x)
+        loss = functional.cross_entropy(output, y)
+        monitor.log(during=loss * 0 + step)
+        loss.backward()
+        optimizer.step()
+        monitor.log(after=loss * 0 + step)
+        monitor.log(twice=(loss + 1) * 0 + step, penalty=(output * 0).sum() + step)
+        monitor.log(plain=float(step))
+    monitor.close()
+    for name in ("during", "after", "twice", "penalty", "plain"):
+        assert collector.points(name, 0) == {s: float(s) for s in range(5)}, name
 
 
 def test_a_resumed_trainer_goes_on_counting(collector, attach):
