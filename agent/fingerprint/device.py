@@ -145,9 +145,9 @@ class DeviceTensors:
         sketches: bool,
         digests: bool,
     ) -> None:
-        readable = [kernels.readable(t) for t in mine]
-        addresses = slot.host_addresses.numpy()
-        addresses[:] = [t.data_ptr() for t in readable]
+        # `readable` lives until the kernels are launched: then the stream itself keeps their order.
+        readable, addresses = kernels.all_readable(mine)
+        slot.host_addresses.numpy()[:] = addresses
         slot.addresses.copy_(slot.host_addresses, non_blocking=True)
         kernels.launch(
             slot.addresses,

@@ -22,6 +22,7 @@ import triton.language as tl
 from rankscope.agent.fingerprint.constants import BLOCK, BUCKETS, TURN, block_hashes, table
 from rankscope.agent.fingerprint.results import Results
 from rankscope.agent.fingerprint.values import (
+    all_lie_as_they_read,
     flat,
     lies_as_it_reads,
     lookup,
@@ -475,4 +476,17 @@ class TritonKernels:
         """The tensor itself, or a copy that lies as it reads and begins at a word's address."""
         if not lies_as_it_reads(tensor):
             tensor = flat(tensor)
-        return tensor.detach().clone() if tensor.data_ptr() % 4 else tensor
+        return tensor.detach().clone() if tensor.data_ptr() % _WORD else tensor
+
+    @classmethod
+    def all_readable(
+        cls, tensors: Sequence[torch.Tensor]
+    ) -> tuple[Sequence[torch.Tensor], npt.NDArray[np.int64]]:
+        """The same of all of them, to be kept until they were read, and their addresses."""
+        # Loops that are not Python's: this is asked of all parameters, several times a sample.
+        if all_lie_as_they_read(tensors):
+            addresses = np.array(list(map(torch.Tensor.data_ptr, tensors)), dtype=np.int64)
+            if not (addresses % _WORD).any():
+                return tensors, addresses
+        kept = [cls.readable(tensor) for tensor in tensors]
+        return kept, np.array([t.data_ptr() for t in kept], dtype=np.int64)

@@ -30,8 +30,8 @@ def computed(tensors: Sequence[torch.Tensor], device: torch.device) -> dict[str,
     from rankscope.agent.fingerprint.results import Results
 
     kernels = TritonKernels(tensors, device)
-    readable = [kernels.readable(t) for t in tensors]
-    addresses = torch.tensor([t.data_ptr() for t in readable], device=device)
+    readable, found = kernels.all_readable(tensors)
+    addresses = torch.from_numpy(found).to(device)
     aligned = not bool((addresses % 16).any())
 
     def nothing() -> Results:
