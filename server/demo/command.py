@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import re
 import secrets
 import sys
 import tempfile
@@ -16,9 +15,9 @@ from pathlib import Path
 from rankscope.server.demo.client import Client, ServerAway
 from rankscope.server.demo.comparison import compare, describe
 from rankscope.server.demo.faults import DEFAULT_FAULT, FAULTS, decide
+from rankscope.server.demo.local_server import LocalServer, NotStarted
 from rankscope.server.demo.processes import (
     PYTHON,
-    RANKSCOPE,
     Job,
     Process,
     handling_sigterm,
@@ -32,9 +31,7 @@ DEFAULT_RANKS = 4
 DEFAULT_STEPS = 600
 MAX_RANKS = 64
 
-_LISTENS = re.compile(r"listens on (http://\S+)")
 _POLL_SECONDS = 0.3
-_SERVER_START_SECONDS = 60.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -144,7 +141,8 @@ def _demo(arguments: argparse.Namespace, screen: Screen) -> int:
     run = f"demo-{fault.name}-{secrets.token_hex(2)}"
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rankscope-demo-")))
-        server, url = _start_server(stack, folder, arguments.port)
+        server = stack.enter_context(_start_server(folder, arguments.port))
+        url = server.url
         client = Client(url)
         screen.say(f"Server     {url}")
         screen.say(f"Dashboard  {url}/runs/{run}")
@@ -192,31 +190,17 @@ def _demo(arguments: argparse.Namespace, screen: Screen) -> int:
     return 0 if comparison.as_injected else 1
 
 
-def _start_server(stack: ExitStack, folder: Path, port: int | None) -> tuple[Process, str]:
-    """A server that is stopped with `stack`, and its address."""
-    database = f"sqlite:///{folder / 'demo.db'}"
-    for candidate in (DEFAULT_PORT, 0) if port is None else (port,):
-        command = [*RANKSCOPE, "serve", "--port", str(candidate), "--db", database]
-        server = stack.enter_context(Process(command, log=folder / f"server{candidate}.log"))
-        if url := _address(server):
-            return server, url
-        if port is None and "cannot listen" in server.tail():
-            continue  # somebody has the usual port; any free one will do
-        break
-    raise DemoFailed(f"the server did not start:\n{server.tail()}")
-
-
-def _address(server: Process) -> str | None:
-    """Where the server listens, as it says itself; None where it ends, or takes too long."""
-    deadline = time.monotonic() + _SERVER_START_SECONDS
-    while time.monotonic() < deadline:
-        ended = server.exit_code is not None
-        if listens := _LISTENS.search(server.tail()):
-            return listens[1]
-        if ended:
-            return None
-        time.sleep(0.1)
-    return None
+def _start_server(folder: Path, port: int | None) -> LocalServer:
+    """A server at the port, or at the usual one, or where somebody has that at any free one."""
+    try:
+        try:
+            return LocalServer(folder, DEFAULT_PORT if port is None else port)
+        except NotStarted as failed:
+            if port is not None or not failed.is_address_taken:
+                raise
+            return LocalServer(folder)
+    except NotStarted as failed:
+        raise DemoFailed(f"the server did not start:\n{failed}") from failed
 
 
 def _leave_running(screen: Screen, server: Process, address: str) -> None:

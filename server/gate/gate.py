@@ -7,7 +7,7 @@ import difflib
 import io
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -32,8 +32,8 @@ required was made; the output names these, and what was not checked, with the re
 Json = dict[str, Any]
 
 
-class _Ended(Exception):
-    """There is no verdict; `code` says why."""
+class NoVerdict(Exception):
+    """There is no verdict; `code` says why, as an exit code of the gate."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -43,15 +43,56 @@ class _Ended(Exception):
 def gate(argv: Sequence[str]) -> int:
     """Prints the verdict on a run and returns the exit code."""
     options = _options(argv)
-    server = _Server(options.server, options.token)
+    try:
+        report = waited_for(_Server(options.server, options.token), options, _report_waiting)
+    except NoVerdict as none:
+        print(f"rankscope gate: {none}", file=sys.stderr)
+        return none.code
+    show(report, options.format)
+    return EXIT_CODES[report.verdict]
+
+
+def _report_waiting(seconds: float, why: str) -> None:
+    print(f"rankscope gate: waiting up to {seconds:.0f} s: {why}", file=sys.stderr)
+
+
+def verdict_on(run: str, arguments: Sequence[str] = ()) -> Report:
+    """The verdict on a run, as the command `gate` comes to it.
+
+    Args:
+        run: its id.
+        arguments: those of the command, such as `--server URL` and `--wait 60`.
+
+    Raises:
+        NoVerdict: there is none.
+        SystemExit: the arguments cannot work.
+    """
+    options = _options([*arguments, "--", run])
+    return waited_for(_Server(options.server, options.token), options, lambda *waiting: None)
+
+
+def waited_for(
+    server: Answers, options: argparse.Namespace, waiting: Callable[[float, str], None]
+) -> Report:
+    """The verdict that the options ask for, as soon as there is one or the wait is over.
+
+    Args:
+        server: which is asked.
+        options: of the command.
+        waiting: called where there has to be waited, once: for how many seconds, and for what.
+
+    Raises:
+        NoVerdict: there is none.
+    """
     began = time.monotonic()
     reported = False
     while True:
         report: Report | None = None
+        problem: NoVerdict | None = None
         try:
             report = report_of(server, options)
-        except _Ended as ended:
-            code, message = ended.code, str(ended)
+        except NoVerdict as none:
+            problem, code, message = none, none.code, str(none)
         else:
             code, message = EXIT_CODES[report.verdict], "; ".join(report.reasons)
         patience = options.wait
@@ -61,34 +102,26 @@ def gate(argv: Sequence[str]) -> int:
         if code not in (UNREACHABLE, UNDECIDED) or left <= 0:
             break
         if not reported:
-            print(f"rankscope gate: waiting up to {left:.0f} s: {message}", file=sys.stderr)
+            waiting(left, message)
             reported = True
         time.sleep(min(_POLL_SECONDS, left))
-    if report is not None and options.against:
-        try:
-            report = _against(server, report, options)
-        except _Ended as ended:
-            report, code, message = None, ended.code, str(ended)
-        else:
-            code = EXIT_CODES[report.verdict]
     if report is None:
-        print(f"rankscope gate: {message}", file=sys.stderr)
-    else:
-        show(report, options.format)
-    return code
+        assert problem is not None
+        raise problem
+    return _against(server, report, options) if options.against else report
 
 
 def _against(server: Answers, report: Report, options: argparse.Namespace) -> Report:
     """The verdict with what the comparison with earlier runs adds.
 
     Raises:
-        _Ended: the server does not answer.
+        NoVerdict: the server does not answer.
     """
     from rankscope.server.gate import against
 
     try:
         return against.with_baseline(server, report, options)
-    except _Ended as ended:
+    except NoVerdict as ended:
         if ended.code != UNDECIDED:
             raise
         return against.not_compared(report, str(ended))
@@ -238,29 +271,29 @@ class _Server:
         """The answer to a request.
 
         Raises:
-            _Ended: there is none.
+            NoVerdict: there is none.
         """
         try:
             answer = self._client.ask(f"/api/v1{path}", query)
         except NoAnswer as error:
             text = f"the server {self.url} cannot be reached: {error}"
-            raise _Ended(UNREACHABLE, text) from error
+            raise NoVerdict(UNREACHABLE, text) from error
         if answer.status == 200 and answer.body is not None:
             return answer.body
         raise self._refusal(answer.status, answer.body or {})
 
-    def _refusal(self, status: int, problem: Json) -> _Ended:
+    def _refusal(self, status: int, problem: Json) -> NoVerdict:
         detail = str(problem.get("detail") or problem.get("title") or f"status {status}")
         # A 404 without a problem comes from some other service at this address.
         if status == 404 and problem:
-            return _Ended(UNDECIDED, detail)
+            return NoVerdict(UNDECIDED, detail)
         if status in (401, 403):
-            return _Ended(USAGE, f"the server {self.url} refuses the token: {detail}")
+            return NoVerdict(USAGE, f"the server {self.url} refuses the token: {detail}")
         if status in (400, 422) and problem:
-            return _Ended(USAGE, detail)
+            return NoVerdict(USAGE, detail)
         if status in (200, 404):
-            return _Ended(UNREACHABLE, f"what answers at {self.url} is no Rankscope server")
-        return _Ended(UNREACHABLE, f"the server {self.url} cannot answer: {detail}")
+            return NoVerdict(UNREACHABLE, f"what answers at {self.url} is no Rankscope server")
+        return NoVerdict(UNREACHABLE, f"the server {self.url} cannot answer: {detail}")
 
 
 class Answers(Protocol):
@@ -276,10 +309,10 @@ def report_of(server: Answers, options: argparse.Namespace) -> Report:
     """The verdict on `options.run`, by what `add_judging` has read.
 
     Raises:
-        _Ended: there is none.
+        NoVerdict: there is none.
     """
     if options.run in ("", ".", ".."):  # would be another address
-        raise _Ended(
+        raise NoVerdict(
             USAGE, f"{options.run!r} is no id of a run; `rankscope runs` lists the runs there are"
         )
     path = f"/runs/{quote(options.run, safe='')}"
@@ -288,7 +321,7 @@ def report_of(server: Answers, options: argparse.Namespace) -> Report:
     query += [("ignore", kind) for kind in options.ignore]
     verdict = server.get(f"{path}/verdict", query)
     if verdict.get("verdict") not in EXIT_CODES:
-        raise _Ended(UNREACHABLE, f"what answers at {server.url} is no Rankscope server")
+        raise NoVerdict(UNREACHABLE, f"what answers at {server.url} is no Rankscope server")
     return Report(
         run=options.run,
         address=f"{server.url}{path}",
