@@ -96,10 +96,12 @@ def waited_for(
         else:
             code, message = EXIT_CODES[report.verdict], "; ".join(report.reasons)
         patience = options.wait
+        # What was found may be over in what the server has yet to read.
+        decided = code not in (UNREACHABLE, UNDECIDED)
         if report is not None and report.is_being_evaluated:
-            patience = max(patience, _EVALUATION_SECONDS)
+            patience, decided = max(patience, _EVALUATION_SECONDS), False
         left = began + patience - time.monotonic()
-        if code not in (UNREACHABLE, UNDECIDED) or left <= 0:
+        if decided or left <= 0:
             break
         if not reported:
             waiting(left, message)

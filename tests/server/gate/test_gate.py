@@ -255,6 +255,16 @@ def test_the_evaluation_of_a_run_that_has_ended_is_waited_for_anyway(server, mon
     assert gate(["digits", "--server", server.url]) == 0
 
 
+def test_what_was_found_may_be_over_in_what_is_yet_to_be_evaluated(server, monkeypatch):
+    monkeypatch.setattr("rankscope.server.gate.gate._POLL_SECONDS", 0.01)
+    transient = FAIL | {"state": "finished", "evaluated": False}
+    server.verdicts = [*[(200, transient)] * 5, (200, PASS)]
+    assert gate(["digits", "--server", server.url]) == 0
+    # Of one that goes on nobody knows how it ends.
+    server.verdicts = [(200, transient | {"state": "running"}), (200, PASS)]
+    assert gate(["digits", "--server", server.url]) == 1
+
+
 @pytest.mark.parametrize("state", [{"state": "running", "evaluated": False}, {"state": "finished"}])
 def test_what_does_not_come_of_an_evaluation_is_not_waited_for(server, state):
     server.verdicts = [(200, PENDING | state), (200, PASS)]
