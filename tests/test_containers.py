@@ -1,4 +1,4 @@
-"""The container files are what docker reads, and the commands in them do what they are there for."""
+"""The container files are what docker reads, and their commands do what they are there for."""
 
 import json
 import re
