@@ -22,9 +22,9 @@ from rankscope.server.api.deps import Page
 from rankscope.server.api.problems import Problem
 from rankscope.server.commands import client
 from rankscope.server.commands.files import refusals
-from rankscope.server.commands.importing import run_name
+from rankscope.server.commands.importing import add_select, run_name
 from rankscope.server.evaluation.worker import Worker
-from rankscope.server.exchange import recognise
+from rankscope.server.exchange import mlflow_logs, recognise
 from rankscope.server.exchange.batches import batches
 from rankscope.server.exchange.logs import Log
 from rankscope.server.exchange.tags import names
@@ -36,8 +36,9 @@ from rankscope.server.storage.ingest.batches import store_batch
 
 _DESCRIPTION = """\
 Reads what another tool has logged (TensorBoard event files, trainer_state.json of Transformers,
-metrics.csv of Lightning) and judges it as the server judges a run, with nothing to set up and
-nothing left behind. What only an agent could have recorded is listed as not checked.
+metrics.csv of Lightning, runs of wandb, stores of MLflow) and judges it as the server judges a run,
+with nothing to set up and nothing left behind. What only an agent could have recorded is listed as
+not checked.
 """
 _EXIT_TEXT = """\
 exit code: 0 the run passes; 1 it fails; 2 usage, or a log that cannot be read; 4 not enough data to
@@ -52,9 +53,9 @@ def check(argv: Sequence[str]) -> int:
     """Prints the verdict on a log and returns the exit code."""
     options = _parser().parse_args(argv)
     with refusals(f"cannot read {options.source}", client.USAGE):
-        log = recognise.read(options.source)
+        log = recognise.read(options.source, options.select)
         metrics = names(log.ranks)
-        options.run = run_name(options.source)
+        options.run = run_name(options.source, log)
         # Of machines only standard output is read, and that is the report's.
         print(*_read_lines(log, metrics), sep="\n", file=sys.stderr)
         with _database() as engine:
@@ -68,7 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rankscope check", description=_DESCRIPTION, epilog=_EXIT_TEXT
     )
-    parser.add_argument("source", metavar="LOGDIR|FILE", type=Path, help="log of one run")
+    parser.add_argument("source", metavar="LOGDIR|FILE|URL", help="log of one run")
+    add_select(parser)
     gate.add_judging(parser)
     return parser
 
@@ -143,4 +145,5 @@ class _Local:
 
 def _located(report: Report, log: Log) -> Report:
     """The report with the log in place of a page's address."""
-    return replace(report, address=log.source.as_uri())
+    is_url = log.source.startswith(mlflow_logs.SERVERS)
+    return replace(report, address=log.source if is_url else Path(log.source).as_uri())

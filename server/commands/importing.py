@@ -1,4 +1,4 @@
-"""`rankscope import tensorboard LOGDIR`: what another tool has logged, as a run of the server."""
+"""`rankscope import TOOL LOGDIR`: what another tool has logged, as a run of the server."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from rankscope.agent import wire
 from rankscope.server.commands import client
 from rankscope.server.commands.files import refusals
 from rankscope.server.detectors.wording import count
-from rankscope.server.exchange import tensorboard_logs
+from rankscope.server.exchange import recognise
 from rankscope.server.exchange.batches import batches
 from rankscope.server.exchange.logs import Log
 from rankscope.server.exchange.points import ExchangeError
 from rankscope.server.exchange.tags import names
 
-_SOURCES = {"tensorboard": tensorboard_logs.read}
 _DESCRIPTION = """\
 Reads what another tool has logged and sends it to the server, which judges it as it judges any run.
 Tags that are known (train/loss, Loss/train, epoch_loss, val_loss, ...) become the metrics that the
@@ -30,8 +29,9 @@ detectors read; the others keep their names. The same log is stored once, howeve
 def import_(argv: Sequence[str]) -> int:
     """Sends a log to the server and returns the exit code."""
     parser = client.parser("import", _DESCRIPTION)
-    parser.add_argument("tool", choices=tuple(_SOURCES), help="what the log was written with")
-    parser.add_argument("source", metavar="LOGDIR", type=Path, help="log folder of one run")
+    parser.add_argument("tool", choices=recognise.TOOLS, help="what the log was written with")
+    parser.add_argument("source", metavar="LOGDIR|FILE|URL", help="log of one run")
+    add_select(parser)
     parser.add_argument(
         "--run", metavar="NAME", type=client.run_id, help="id of the run; default: as the folder"
     )
@@ -43,10 +43,17 @@ def import_(argv: Sequence[str]) -> int:
     return client.OK
 
 
-def run_name(source: Path) -> str:
-    """Id of a run after the folder or file that it comes from."""
-    path = source.resolve()
-    name = path.stem if path.is_file() else path.name
+def add_select(parser: argparse.ArgumentParser) -> None:
+    """Adds the argument that chooses a run of a store."""
+    parser.add_argument(
+        "--select", metavar="RUN", help="id or name of the run, where a store of MLflow has several"
+    )
+
+
+def run_name(source: str, log: Log) -> str:
+    """Id of a run as the tool calls it, or after the folder or file that it comes from."""
+    path = Path(source).resolve()
+    name = log.name or (path.stem if path.is_file() else path.name)
     made = re.sub(r"[^\w.=+-]+", "-", name).strip("-.")[: wire.MAX_NAME_LENGTH]
     return made or "imported"
 
@@ -94,12 +101,9 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _import(server: client.Server, options: argparse.Namespace) -> dict[str, Any]:
-    source: Path = options.source
-    if not source.exists():
-        raise ExchangeError(f"there is no {source}; name the folder that holds the event files")
-    log = _SOURCES[options.tool](source)
+    log = recognise.read_as(options.tool, options.source, options.select)
     metrics = names(log.ranks)
-    run = options.run or run_name(source)
+    run = options.run or run_name(options.source, log)
     _refuse_other_run(server, run, log)
     sent = batches(log, metrics, run=run, project=options.project)
     # A batch that the server had already is not stored again.
@@ -123,6 +127,6 @@ def _refuse_other_run(server: client.Server, run: str, log: Log) -> None:
             return
         raise
     origin = known["config"].get("imported_from")
-    if origin != str(log.source):
+    if origin != log.source:
         what = f"was imported from {origin}" if origin else "was not imported"
         raise ExchangeError(f"there is a run {run!r}, which {what}; give --run another name")

@@ -53,7 +53,7 @@ def batches(log: Log, names: Mapping[str, str], *, run: str, project: str) -> It
 
 
 def _hello(log: Log) -> wire.Hello:
-    config = {"imported_from": str(log.source), "logged_with": log.tool}
+    config = {"imported_from": log.source, "logged_with": log.tool}
     return wire.Hello(started_at=log.started_at, launcher="import", config=config)
 
 

@@ -47,8 +47,9 @@ def read(source: Path) -> Log:
                 _take(collected, row, f"{path} line {rows.line_num}")
     except (csv.Error, UnicodeDecodeError) as error:
         raise ExchangeError(f"{path} is no CSV file: {error}") from error
-    ranks, notes = ranks_of(path.resolve(), {0: collected})
-    return Log(path.resolve(), "CSV", ranks, tuple(notes))
+    place = str(path.resolve())
+    ranks, notes = ranks_of(place, {0: collected})
+    return Log(place, "CSV", ranks, tuple(notes))
 
 
 def _take(collected: Collected, row: dict[str, str | None], where: str) -> None:

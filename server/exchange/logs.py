@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -19,17 +18,20 @@ class Log:
     """A run in the files of another tool.
 
     Attributes:
+        source: the file or folder, as an absolute path; or a URL.
         tool: what it was written with.
         ranks: tag -> points, for each rank; ranks are 0, 1, 2, ... without gaps.
         notes: what a reader of the verdict should know of these files: sentences.
         started_at: seconds since 1970; NaN where the files do not say.
+        name: of the run, where the tool has given it one.
     """
 
-    source: Path
+    source: str
     tool: str
     ranks: Mapping[int, Mapping[str, Column]]
     notes: tuple[str, ...] = ()
     started_at: float = math.nan
+    name: str = ""
 
 
 @dataclass(slots=True)
@@ -68,7 +70,7 @@ def _column(steps: Iterable[int], values: Iterable[float]) -> Column:
 
 
 def ranks_of(
-    source: Path, collected: Mapping[int, Collected]
+    source: str, collected: Mapping[int, Collected]
 ) -> tuple[dict[int, Mapping[str, Column]], list[str]]:
     """Columns of each rank, with ranks that begin at 0 and have no gaps; and what to note of it.
 

@@ -57,8 +57,10 @@ def read(source: Path) -> Log:
     reader = _Reader()
     for place in places:
         reader.read(place)
-    ranks, notes = ranks_of(source, reader.ranks)
-    return Log(source.resolve(), "TensorBoard", ranks, (*reader.notes, *notes), reader.started_at)
+    ranks, notes = ranks_of(str(source), reader.ranks)
+    return Log(
+        str(source.resolve()), "TensorBoard", ranks, (*reader.notes, *notes), reader.started_at
+    )
 
 
 def _places(source: Path) -> Iterator[_Place]:

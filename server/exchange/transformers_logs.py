@@ -41,14 +41,15 @@ def read(source: Path) -> Log:
         if not isinstance(step, int):
             raise ExchangeError(f"{path}: log_history[{number}] has no step")
         _take(collected, step, entry)
-    ranks, notes = ranks_of(path.resolve(), {0: collected})
+    place = str(path.resolve())
+    ranks, notes = ranks_of(place, {0: collected})
     _, losses = collected.points.get("train/loss", ([], []))
     if all(map(math.isfinite, losses)):
         notes.append(
             "Trainer replaces losses that are NaN or infinite by the mean of those before, unless "
             "logging_nan_inf_filter is off: there may have been some that cannot be seen here."
         )
-    return Log(path.resolve(), "Transformers", ranks, tuple(notes))
+    return Log(place, "Transformers", ranks, tuple(notes))
 
 
 def find(source: Path) -> Path | None:
