@@ -21,8 +21,8 @@ PASS, FAIL, USAGE, UNREACHABLE, UNDECIDED = range(5)
 EXIT_CODES = {"pass": PASS, "fail": FAIL, "pending": UNDECIDED}
 _POLL_SECONDS = 1.0
 # A run that has ended is waited for so long whatever was asked for, while the server evaluates what
-# it has of it: that takes a second or two, and more on a busy machine, which is to decide nothing.
-_EVALUATION_SECONDS = 60.0
+# it has of it: that takes a second or two, and minutes on a machine that others keep busy.
+_EVALUATION_SECONDS = 300.0
 _EXIT_TEXT = """\
 exit code: 0 the run passes; 1 it fails; 2 usage; 3 the server cannot be reached; 4 there is no such
 run, or not enough data to judge it yet. A run passes when nothing was found and each check that is
