@@ -74,7 +74,7 @@ def test_the_same_bits(kind, everything, plain, tmp_path):
             given = {"server": collector.url, "run": "run", "spool": tmp_path, **options}
             monitor = agent.attach(model, optimizer, **given)
             monitors.append(monitor)
-            assert {type(probe) for probe in monitor._probes} == set(PROBES)
+            assert {type(probe) for probe in monitor._calls.all} == set(PROBES)
             if everything:
                 monitor._schedule.ask_dense(10**6)
 
