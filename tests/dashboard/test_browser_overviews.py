@@ -8,6 +8,7 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
+from playwright.sync_api import expect
 
 from rankscope.agent.wire import codec
 from rankscope.agent.wire.batch import Column, Fingerprint, Layers
@@ -327,6 +328,7 @@ def test_the_words_do_not_wait_for_the_library_that_draws(context, server):
     page = context.new_page()
     page.route("**/plotly-*.js", lambda route: None)  # never answered
     page.goto("/runs/broken")
-    page.wait_for_selector("#headline.is-critical")
-    page.wait_for_selector("#ranks-body tr")
+    expect(page.locator("#headline.is-critical")).to_contain_text("Not fine")
+    expect(page.locator("#ranks-body tr")).to_have_count(4)
+    assert page.evaluate("typeof Plotly") == "undefined"
     page.close()
