@@ -31,7 +31,7 @@ class Module:
         self.functions = {n.name: n for n in tree.body if isinstance(n, FUNCTION)}
         self.methods = [
             method
-            for node in ast.walk(tree)
+            for node in tree.body
             if isinstance(node, ast.ClassDef)
             for method in node.body
             if isinstance(method, FUNCTION)
@@ -39,7 +39,7 @@ class Module:
         # Name here -> module, name there.
         self.imported = {
             alias.asname or alias.name: (node.module or "", alias.name)
-            for node in ast.walk(tree)
+            for node in tree.body
             if isinstance(node, ast.ImportFrom)
             for alias in node.names
         }
