@@ -103,7 +103,7 @@ COMMANDS = (
     Command(
         "notify",
         "rankscope.server.commands.notify:notify",
-        "who is told of alerts: chat, mail, pagers, webhooks",
+        "who is notified of alerts: chat, mail, pagers, webhooks",
         "server",
     ),
 )

@@ -41,7 +41,7 @@ _ALWAYS = 10**9
 
 
 class Trainer:
-    """One training; what `benchmarks.agent.arms` needs of it."""
+    """One training."""
 
     def __init__(self, batch: int, *, compiled: bool) -> None:
         torch.manual_seed(0)
@@ -129,8 +129,8 @@ def measured(
     how = "compiled" if compiled else "eager"
     for _ in range(2 * _SETTLING):
         alone.step()
-    watched = Agent(followed, url, f"device-{how}")  # type: ignore[arg-type]
-    plain = Plain(alone, watched)  # type: ignore[arg-type]
+    watched = Agent(followed, url, f"device-{how}")
+    plain = Plain(alone, watched)
     watched.begin()
     until = time.perf_counter() + _STEADY_SECONDS
     while time.perf_counter() < until:

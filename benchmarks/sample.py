@@ -27,6 +27,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def low(times: list[float]) -> float:
     return statistics.quantiles(times, n=10)[0]
 
 
-def read(parameters: list[torch.Tensor], rounds: int) -> float:
+def read(parameters: Sequence[torch.Tensor], rounds: int) -> float:
     """Seconds of a plain sum of five copies."""
     copy = torch.cat([p.detach().reshape(-1) for p in parameters])
     return _COPIES * low(seconds_of(copy.sum, 20 * rounds))
@@ -97,7 +98,7 @@ def measured(
     Args:
         frozen: layers before those that are trained, in which nothing is.
     """
-    trainer: Any = Trainer(layers, width, frozen)
+    trainer = Trainer(layers, width, frozen)
     sampled = Agent(trainer, server, f"sample-{2 * layers}")
     plain = Plain(trainer, sampled)
     sampled.monitor._schedule.ask_dense(1 << 40)
@@ -106,13 +107,13 @@ def measured(
         for name, arm in (("plain", plain), ("sampled", sampled)):
             arm.begin()
             arm.step()  # the first one after the change finds cold caches
-            found = seconds_of(arm.step, _BLOCK)
+            taken = seconds_of(arm.step, _BLOCK)
             if number >= 2:
-                times[name] += found
+                times[name] += taken
     sampled.close()
     parameters = [p for p in trainer.model.parameters() if p.requires_grad]
-    middle = {name: low(found) for name, found in times.items()}
-    found = {
+    middle = {name: low(taken) for name, taken in times.items()}
+    found: dict[str, float] = {
         "tensors": len(parameters),
         "parameters": sum(p.numel() for p in parameters),
         "plain_step": middle["plain"],

@@ -29,6 +29,8 @@ _SHOWN_ON = (
     ("", "loss"),
 )
 _OF_BITS = ("desync.", "reduction.")
+# Links at which ranks differ for one step: what they differ in from then on is the parameters.
+_LASTS_IN = {"start": "parameters", "outside_optimizer": "parameters"}
 # Keys of the evidence that name a series.
 _NAMES = ("metric", "series", "name")
 
@@ -44,6 +46,16 @@ class Choice:
 
     bits: bool
     metric: str | None
+
+
+def stages(stage: str) -> tuple[str | None, ...]:
+    """Links of the chain on which an alert's ranks are drawn, the best first.
+
+    Args:
+        stage: the first link at which they differed; empty where none is known.
+    """
+    lasting = _LASTS_IN.get(stage)
+    return (lasting, stage) if lasting else (stage or None,)
 
 
 def choose(kind: str, evidence: Mapping[str, Any], there: frozenset[str]) -> Choice:

@@ -136,7 +136,10 @@ def _by_layer_and_alert(router: APIRouter, source: Source) -> None:
         first, last = max(0, about.first_step - room), about.last_step + room
         marks = [mark for mark in source.marks(run) if mark.id == alert]
         if choice.bits:
-            facts = source.divergence(run, stage=about.stage or None, from_step=first, to_step=last)
+            for stage in alert_chart.stages(about.stage):
+                facts = source.divergence(run, stage=stage, from_step=first, to_step=last)
+                if np.any(facts.relative[facts.checked] != 0):
+                    break
             if len(facts.steps):
                 figure = divergence_heatmap(
                     facts.ranks,

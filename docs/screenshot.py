@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from urllib.parse import quote
 
+from PIL import Image
+
 from tests.support.servers.browser import save_screenshot
 
 
@@ -38,7 +40,15 @@ def main() -> int:
         )
     except FileNotFoundError as missing:
         parser.exit(2, f"{missing}\n")
+    shrink(options.output)
     return 0
+
+
+def shrink(path: Path) -> None:
+    """Gives a picture a palette of 256 colours: 90 KB instead of 240, and nobody sees it."""
+    with Image.open(path) as picture:
+        reduced = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    reduced.save(path, optimize=True)
 
 
 if __name__ == "__main__":

@@ -50,9 +50,19 @@ def test_who_is_to_be_alone_is(turns: list[parallel.Turns], held: bool, wanted: 
 
 def test_others_run_beside_each_other(turns: list[parallel.Turns]) -> None:
     one, other, _ = turns
+    order = []
 
-    with one.turn(alone=False), other.turn(alone=False):
-        pass
+    def come() -> None:
+        with other.turn(alone=False):
+            order.append("second")
+
+    second = threading.Thread(target=come)
+    with one.turn(alone=False):
+        second.start()
+        second.join()
+        order.append("first")
+
+    assert order == ["second", "first"]
 
 
 def test_who_waits_to_be_alone_is_not_overtaken(turns: list[parallel.Turns]) -> None:

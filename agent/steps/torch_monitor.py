@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from threading import get_ident
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from rankscope.agent.delivery.session import Session
-from rankscope.agent.guard import Moments, contained
+from rankscope.agent.guard import contained
 from rankscope.agent.model.parts import part_of
 from rankscope.agent.model.tracked import Tracked
 from rankscope.agent.monitor import NOTHING, Monitor
-from rankscope.agent.probes import PROBES, Context, Probe, StepFacts
+from rankscope.agent.probes import Context, StepFacts
 from rankscope.agent.probes.loss import sources as loss_sources
 from rankscope.agent.probes.loss.training import Loss
 from rankscope.agent.probes.machine.timing import Timing
@@ -26,22 +26,20 @@ from rankscope.agent.steps import hooks, joined
 from rankscope.agent.steps.account import Account
 from rankscope.agent.steps.autograd import made_of_earlier, nodes_made
 from rankscope.agent.steps.dynamo import frames_traced, leave_alone, outside_graph
+from rankscope.agent.steps.forward_hook import ForwardHook
+from rankscope.agent.steps.logged import LoggedNames
 from rankscope.agent.steps.mode import COUNTED, LIGHTWEIGHT, SAMPLED, StepMachine
 from rankscope.agent.steps.named_pass import named_pass
 from rankscope.agent.steps.passes import Passes
+from rankscope.agent.steps.probe_calls import ProbeCalls
 from rankscope.agent.steps.publish import Publisher
 from rankscope.agent.steps.readout import Readout
 from rankscope.agent.steps.run_optimizers import RunOptimizers
 from rankscope.agent.steps.spent import Spent
 from rankscope.agent.wire import Event
 
-# Of this number of steps it is known what the user has logged: the one in progress and those
-# before.
-_STEPS_LOGGED = 4
 # Names of frozen parameters that are reported.
 _MOST_NAMES = 500
-
-Kind = TypeVar("Kind", bound=Probe)
 
 _TURNS = "another optimizer steps in turns with this one, on backward passes of its own"
 
@@ -60,16 +58,12 @@ class TorchMonitor(Monitor):
         self._readout = Readout()
         arguments = self._records, self._readout, self._bookkeeping, self._watch_values
         self._publisher = Publisher(*arguments)
-        self._publisher.leave_to_user = self._leave_to_user
+        self._by_user = LoggedNames()
+        self._publisher.leave_to_user = self._by_user.take_out
         self._model = model
-        # Step -> names that the user has logged, of the last few steps.
-        self._by_user: dict[int, frozenset[str]] = {}
         self._traced = frames_traced()
         self._unseen_reported = False
         self._unseen_at = -1  # the step in progress when one was found that nobody will see
-        self._root_hook: hooks.SwitchedHook | None = None
-        self._is_hooked = True  # whether the root hook is on
-        self._forwards = 0  # calls of the model, while it is
 
         self._gpu, self._gpu_probe = GpuHealth(), self._guard.probe("gpu health")
         self._tracked = Tracked(model, optimizer)
@@ -98,43 +92,23 @@ class TorchMonitor(Monitor):
             changed=self._owner_changed,
             disturbed=self._disturbed,
         )
-        self._make_probes()
+        self._calls = ProbeCalls(self._guard, self._context, self._guarded)
+        self._publisher.not_finite = self._calls.not_finite
+        self._loss = self._calls.found(Loss)
+        self._watched_modules = self._calls.found(WatchedModules)
+        self._frozen = self._calls.found(FrozenParameters)
+        self._timing = self._calls.found(Timing)
+        self._parameters = self._calls.found(Parameters)
         start = StepFacts(step)
-        self._moments(self._probes, "start")(start)
+        self._calls.start(start)
         with self._bookkeeping:
             self._publisher.everything(start)
-        self._prepare(self._machine.facts)
-        self._hook()
+        self._calls.prepare(self._machine.facts)
+        self._forward_hook = ForwardHook(model, self)
         self._count.nodes = nodes_made()
         self._watching = hooks.Watching(self)
         joined.listen(self)
         self._begin()
-
-    def _make_probes(self) -> None:
-        made: list[Probe] = []
-        for probe in PROBES:
-            with self._guard.probe(probe.name):
-                made.append(probe(self._context))
-        self._probes = tuple(made)
-        self._loss = self._found(Loss)
-        self._watched_modules = self._found(WatchedModules)
-        self._frozen = self._found(FrozenParameters)
-        self._timing = self._found(Timing)
-        self._parameters = self._found(Parameters)
-        self._evaluated: Callable[[bool], Mapping[str, Any] | None] = lambda goes_on: None
-        if self._loss is not None:
-            self._evaluated = self._guarded(Loss.name, self._loss.evaluation)
-        self._forward = self._moments(self._probes, "forward")
-        self._prepare = self._moments(self._probes, "prepare")
-        self._publisher.not_finite = self._moments(self._probes, "not_finite")
-        self._before = self._moments(self._probes, "before_step")
-        self._after = self._moments(self._probes, "after_step")
-        every_step = tuple(p for p in self._probes if not p.sampled)
-        self._forward_plain = self._moments(every_step, "forward")
-        self._before_plain = self._moments(every_step, "before_step")
-        self._after_plain = self._moments(every_step, "after_step")
-        passing = tuple(p for p in every_step if not p.in_pairs)
-        self._after_passing = self._moments(passing, "after_step")
 
     @property
     def phase(self) -> str:
@@ -219,16 +193,16 @@ class TorchMonitor(Monitor):
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """The model is called, for training or for evaluation."""
-        self._forwards += 1
+        self._forward_hook.calls += 1
         mode = self._machine.mode
         if mode is COUNTED or self._passes.is_repeated(module):
             return
         if self._passes.begin_training(module) and (self._evaluates() or mode is not LIGHTWEIGHT):
             self._training_goes_on()
         if mode is SAMPLED:
-            self._forward(module, args, kwargs)
+            self._calls.forward(module, args, kwargs)
         else:
-            self._forward_plain(module, args, kwargs)
+            self._calls.forward_plain(module, args, kwargs)
 
     @contained
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
@@ -242,10 +216,10 @@ class TorchMonitor(Monitor):
             self._spent.begin()
             with self._bookkeeping:
                 self._find_parameters()
-            self._before(facts)
+            self._calls.before_step(facts)
             self._spent.end()
         else:
-            self._before_plain(facts)
+            self._calls.before_plain(facts)
 
     @contained
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
@@ -337,17 +311,10 @@ class TorchMonitor(Monitor):
         return (0, 0) if self._loss is None or self._unseen_reported else self._loss.passes_so_far()
 
     def _forward_passes(self, *, asked: bool) -> int:
-        hook = self._root_hook
-        if asked and hook is not None and not hook.is_on and not self.closed:
-            # Where steps are short it is off between samples; the next step takes it off again.
-            self._is_hooked = True
-            hook.put_on()
+        if asked and not self.closed:
+            self._forward_hook.count_from_now()
         # Of an evaluation nothing is said: it ends no steps in the ordinary course of things.
-        return self._forwards if self._context.trains(self._model) else self._passes_seen
-
-    def _found(self, kind: type[Kind]) -> Kind | None:
-        """The probe of a kind; None where it could not be made."""
-        return next((p for p in self._probes if isinstance(p, kind)), None)
+        return self._forward_hook.calls if self._context.trains(self._model) else self._passes_seen
 
     def _owner_changed(self, optimizer: Any, first: bool) -> None:
         """The settings and the state of another optimizer are the step's."""
@@ -362,10 +329,6 @@ class TorchMonitor(Monitor):
     def _disturbed(self) -> None:
         if self._parameters is not None:
             self._parameters.disturbed()
-
-    def _moments(self, probes: Iterable[Probe], moment: str) -> Moments:
-        overridden = [p for p in probes if getattr(type(p), moment) is not getattr(Probe, moment)]
-        return Moments([(getattr(p, moment), self._guard.probe(p.name)) for p in overridden])
 
     @contained
     def _training_goes_on(self) -> None:
@@ -384,13 +347,13 @@ class TorchMonitor(Monitor):
             self._records.complete(done)
 
     def _end_evaluation(self, *, goes_on: bool = True) -> None:
-        self._publish(self._evaluated(goes_on))
+        self._publish(self._calls.evaluated(goes_on))
 
     def _publish(self, means: Mapping[str, Any] | None) -> None:
         step = max(self._count.step - 1, 0)
         if means:
             means = dict(means)
-            self._leave_to_user(step, means)
+            self._by_user.take_out(step, means)
             if self._timing is not None:
                 self._timing.interrupted()
             self._publisher.scalars(step, means)
@@ -428,14 +391,13 @@ class TorchMonitor(Monitor):
         self._passes.end_step(self._model)
         self._thread = get_ident()  # it may be another one than that of `attach`
         if mode is SAMPLED:
-            self._after(facts)
+            self._calls.after_step(facts)
             self._sampled_steps += context.full
         elif mode is LIGHTWEIGHT:
-            self._after_passing(facts)
+            self._calls.after_passing(facts)
         else:
-            self._after_plain(facts)
-        if self._by_user:
-            self._leave_to_user(facts.step, facts.scalars)
+            self._calls.after_plain(facts)
+        self._by_user.take_out(facts.step, facts.scalars)
         if mode is SAMPLED:
             self._publisher.everything(facts)
         else:
@@ -467,7 +429,7 @@ class TorchMonitor(Monitor):
         mode = machine.next(with_beginnings=closures or optimizers.has_unknown)
         if mode is SAMPLED:
             self._spent.begin()
-            self._prepare(machine.facts)
+            self._calls.prepare(machine.facts)
             self._spent.end()
         if before != (context.basic, context.targets):
             loss_sources.requests_changed()
@@ -485,33 +447,7 @@ class TorchMonitor(Monitor):
         watching = self._watching
         if beginnings is not (watching.count is None):
             watching.only_count(None if beginnings else self._count)
-        if root is self._is_hooked:
-            return
-        self._is_hooked = root
-        hook = self._root_hook
-        if root:
-            if hook is None or not hook.is_on:
-                self._hook()
-        elif hook is not None and hook.is_on and not frames_traced():
-            # A compiled model would be compiled anew without it: there it stays, and does nothing.
-            hook.take_off()
-
-    def _hook(self) -> None:
-        model, hook = self._model, self._root_hook
-        # Some people take all hooks off a module by giving it an empty table of them.
-        if hook is not None and hook.belongs_to(
-            model._forward_pre_hooks, model._forward_pre_hooks_with_kwargs
-        ):
-            hook.put_on()
-        elif not isinstance(model, torch.jit.ScriptModule):  # which takes no hooks
-            # Before others' hooks: in that of FSDP2, which gathers the parameters, a rank waits for
-            # the others, and it would look as if it waited for its data.
-            self._root_hook = hooks.SwitchedHook(
-                model.register_forward_pre_hook(
-                    hooks.RootHook(self), prepend=True, with_kwargs=True
-                ),
-                first=True,
-            )
+        self._forward_hook.want(root)
 
     def _scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
         self._publisher.scalars(step, scalars)
@@ -520,15 +456,7 @@ class TorchMonitor(Monitor):
         return self._machine.mode is SAMPLED
 
     def _logged(self, step: int, scalars: Mapping[str, Any]) -> None:
-        known = self._by_user
-        known[step] = known.get(step, frozenset()).union(scalars)
-        if len(known) > _STEPS_LOGGED:
-            del known[next(iter(known))]
-
-    def _leave_to_user(self, step: int, scalars: dict[str, Any]) -> None:
-        """Takes out what the user has logged for a step before it was known here."""
-        for name in self._by_user.get(step, ()):
-            scalars.pop(name, None)
+        self._by_user.add(step, scalars)
 
     def _event(self, step: int, kind: str, text: str, data: dict[str, Any]) -> None:
         self._records.event(Event(step=step, kind=kind, text=text, data=data))
@@ -546,12 +474,11 @@ class TorchMonitor(Monitor):
         with self._bookkeeping:
             joined.unlisten(self)
         with self._bookkeeping:
-            if self._root_hook is not None:
-                self._root_hook.remove()
+            self._forward_hook.remove()
         with self._bookkeeping:
             self._end_evaluation(goes_on=False)
         with self._bookkeeping:
-            self._moments(self._probes, "close")()
+            self._calls.close()
         with self._bookkeeping:
             if state == "finished":
                 # A failing process may be stuck on its device: what is still there is given up.

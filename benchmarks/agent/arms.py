@@ -7,7 +7,7 @@ import threading
 import time
 from pathlib import Path
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch.nn.modules import loss as losses
@@ -125,6 +125,24 @@ class Changes:
         ]
 
 
+class Trains(Protocol):
+    """What an arm needs of a training."""
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """That is trained."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """That trains it."""
+
+    def step(self) -> torch.Tensor:
+        """One training step; its loss."""
+
+
+Training = TypeVar("Training", bound=Trains)
+
+
 class Arm(Protocol):
     """One way to train.
 
@@ -141,7 +159,7 @@ class Arm(Protocol):
         """One step."""
 
 
-class Agent:
+class Agent(Generic[Training]):
     """The agent at default settings, attached for long, in force only while its blocks run.
 
     After its allowance: that is spent once, and says nothing of what a step costs from then on.
@@ -150,7 +168,7 @@ class Agent:
         changed: names of what it has changed.
     """
 
-    def __init__(self, trainer: Trainer, server: str, run: str) -> None:
+    def __init__(self, trainer: Training, server: str, run: str) -> None:
         self.trainer = trainer
         self._changes = Changes(trainer.model)
         self.monitor = agent.attach(
@@ -211,14 +229,14 @@ class Agent:
         self.monitor.close()
 
 
-class Plain:
+class Plain(Generic[Training]):
     """Nothing beside the training.
 
     Args:
         other: the agent that is attached to the same trainer, if any.
     """
 
-    def __init__(self, trainer: Trainer, other: Agent | None = None) -> None:
+    def __init__(self, trainer: Training, other: Agent[Training] | None = None) -> None:
         self.trainer = trainer
         self._other = other
 
@@ -239,7 +257,7 @@ class TensorBoard:
     norm are given as ready numbers.
     """
 
-    def __init__(self, trainer: Trainer, folder: Path, other: Agent) -> None:
+    def __init__(self, trainer: Trainer, folder: Path, other: Agent[Trainer]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self.trainer = trainer

@@ -13,12 +13,13 @@ from typing import Any
 
 from .arms import Agent
 from .figures import quantiles
+from .workloads import Trainer
 
 Log = Callable[[dict[str, float], int], None]
 _HOT = 3000
 
 
-def measure(arm: Agent, steps: int, folder: Path) -> dict[str, Any]:
+def measure(arm: Agent[Trainer], steps: int, folder: Path) -> dict[str, Any]:
     """Microseconds of `monitor.log` of 20 scalars, beside what else is installed.
 
     Args:

@@ -1,4 +1,4 @@
-"""Notifications: who is told of alerts, what they were told, and a message to try it.
+"""Notifications: who is notified of alerts, what was sent, and a message to try it.
 
 Targets are added by `rankscope notify` on the database itself: whoever may change something by REST
 is not to have the server call any address.

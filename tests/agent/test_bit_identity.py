@@ -8,6 +8,7 @@ import torch
 from rankscope import agent
 from rankscope.agent.probes import PROBES
 from tests.support import trainings
+from tests.support.jobs.ranks import forked_ranks
 from tests.support.servers.collector import Collector
 
 ROUNDS = 200
@@ -74,7 +75,7 @@ def test_the_same_bits(kind, everything, plain, tmp_path):
             given = {"server": collector.url, "run": "run", "spool": tmp_path, **options}
             monitor = agent.attach(model, optimizer, **given)
             monitors.append(monitor)
-            assert {type(probe) for probe in monitor._probes} == set(PROBES)
+            assert {type(probe) for probe in monitor._calls.all} == set(PROBES)
             if everything:
                 monitor._schedule.ask_dense(10**6)
 
@@ -131,9 +132,7 @@ def test_what_is_compared_shows_a_single_bit(plain):
 
 def test_the_same_bits_under_ddp(tmp_path):
     with Collector() as collector:
-        torch.multiprocessing.spawn(
-            trainings.ddp_worker, args=(str(tmp_path), collector.url, ROUNDS), nprocs=2
-        )
+        forked_ranks(trainings.ddp_worker, str(tmp_path), collector.url, ROUNDS, ranks=2)
         for rank in range(2):
             plain, watched, faults = torch.load(tmp_path / str(rank), weights_only=False)
             assert_same(watched, plain)

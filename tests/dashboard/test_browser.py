@@ -19,6 +19,7 @@ from tests.support.servers.browser import (
     watch,
     watched_page,
 )
+from tests.support.servers.charts import axis, drag, lines, parameters, wait_for_figure
 from tests.support.servers.service import Service
 
 pytestmark = [
@@ -70,52 +71,6 @@ def open_page(context, server):
     for watched in opened:
         watched.page.close()
         watched.assert_clean()
-
-
-LINES = """(metric) => {
-  const card = document.querySelector(`.chart[data-metric="${CSS.escape(metric)}"] .plot`);
-  return card.data.filter((t) => t.meta && t.meta.role === "raw").map((t) => {
-    const finite = (v) => (Number.isFinite(v) ? v : String(v));
-    const plain = (a) => Array.from(a._inputArray ?? a, finite);
-    return { name: t.name, x: plain(t.x), y: plain(t.y) };
-  });
-}"""
-
-
-def lines(page, metric: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """What a chart really draws: name -> (steps, values)."""
-    page.locator(f'.chart[data-metric="{metric}"]').scroll_into_view_if_needed()
-    page.wait_for_selector(f'.chart[data-metric="{metric}"][data-drawn]')
-    return {
-        t["name"]: (np.array(t["x"], int), np.array(t["y"], float))
-        for t in page.evaluate(LINES, metric)
-    }
-
-
-def axis(page, metric: str, name: str = "xaxis") -> dict:
-    return page.evaluate(
-        """([metric, name]) => {
-          const plot = document.querySelector(`.chart[data-metric="${metric}"] .plot`);
-          const axis = plot._fullLayout[name];
-          return { type: axis.type, range: axis.range };
-        }""",
-        [metric, name],
-    )
-
-
-def wait_for_figure(page, condition: str, metric: str = "loss") -> None:
-    """Waits until `condition` (JavaScript; `plot` is the chart's element) holds."""
-    page.wait_for_function(
-        f"""(metric) => {{
-          const plot = document.querySelector(`.chart[data-metric="${{metric}}"] .plot`);
-          return plot && plot._fullLayout && ({condition});
-        }}""",
-        arg=metric,
-    )
-
-
-def parameters(page) -> dict[str, str]:
-    return dict(part.split("=", 1) for part in page.url.partition("?")[2].split("&") if part)
 
 
 def test_the_curves_are_the_numbers_that_were_posted_and_that_the_interface_gives(
@@ -283,16 +238,6 @@ def test_the_keyboard_works(open_page):
     page.wait_for_selector("dialog#keys[open]")
     page.keyboard.press("Escape")
     page.wait_for_selector("dialog#keys", state="hidden")
-
-
-def drag(page, selector: str, start: float, end: float) -> None:
-    """Drags over a part of a chart, in shares of its plot area."""
-    box = page.locator(f"{selector} .nsewdrag").first.bounding_box()
-    y = box["y"] + box["height"] / 2
-    page.mouse.move(box["x"] + start * box["width"], y)
-    page.mouse.down()
-    page.mouse.move(box["x"] + end * box["width"], y, steps=4)
-    page.mouse.up()
 
 
 def test_zooming_one_chart_zooms_all_and_brings_finer_data(open_page):

@@ -5,6 +5,7 @@ import time
 
 import httpx
 import pytest
+from playwright.sync_api import expect
 
 from tests.support.runs.fixture_run import SyntheticRun, post, wait_until_evaluated
 from tests.support.servers.browser import (
@@ -144,7 +145,7 @@ def test_the_list_of_runs_says_what_is_wrong_with_each(open_page, server):
     page = open_page("/")
     page.get_by_role("link", name=alert["title"]).click()
     page.wait_for_url(f"**/runs/broken#alert-{alert['id']}")
-    page.wait_for_selector(".alert.pointed")
+    expect(page.locator(".alert.pointed")).to_contain_text(alert["title"])
 
 
 def test_a_run_before_its_first_step_has_no_step(open_page, server):
@@ -256,6 +257,8 @@ def test_a_chart_that_is_asked_for_anew_before_it_was_drawn(open_page):
         """() => document.querySelector('.chart[data-metric="loss"] .plot')
           ?._fullLayout?.yaxis.type === 'log'"""
     )
+    assert len(held) >= 2, "it was not asked for anew"
+    assert page.locator('.chart[data-metric="loss"] .broken').count() == 0
 
 
 @pytest.mark.parametrize(

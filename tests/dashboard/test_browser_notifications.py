@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from playwright.sync_api import expect
 
 from rankscope.server.storage.access import tokens
 from rankscope.server.storage.database.engine import open_engine, writing
@@ -187,7 +188,7 @@ def test_the_card_of_an_alert_that_nobody_was_notified_of_says_so(page, server):
     for alert, said in (("a", "No notification of it was sent"), ("b", "follows from another")):
         part = page.locator(f"#alert-{alert} [data-part=history]")
         part.locator("summary").click()
-        part.get_by_text(said).wait_for()
+        expect(part).to_contain_text(said)
 
 
 @pytest.mark.parametrize("some", [True, False])

@@ -21,7 +21,15 @@ RUN = "brave-otter"
 
 
 class Arrays:
-    """A source whose one run has four ranks and thirty steps."""
+    """A source whose one run has four ranks and thirty steps.
+
+    Attributes:
+        frozen: what differs are tensors that are not trained, and so no link but the first.
+        stage: of its alerts.
+    """
+
+    frozen = False
+    stage = ""
 
     def ranks(self, run):
         return [0, 1, 2, 3] if run == RUN else None
@@ -38,6 +46,10 @@ class Arrays:
     def divergence(self, run, *, stage, from_step, to_step):
         relative = np.zeros((4, 30))
         relative[2, 20:] = 1e-3
+        if stage in ("start", "outside_optimizer"):
+            relative[2, 21:] = 0
+        if stage == "parameters" and self.frozen:
+            relative[:] = 0
         stages = ("start", "parameters")
         return Divergence(
             stage=stage or "parameters",
@@ -71,7 +83,7 @@ class Arrays:
         kinds = {"a1": "desync.parameters", "a2": "rank.straggler", "a3": "lr.too_high"}
         if alert not in kinds:
             return None
-        return AlertFacts(kinds[alert], "", (2,), 20, 29, {})
+        return AlertFacts(kinds[alert], self.stage, (2,), 20, 29, {})
 
     def marks(self, run):
         return [Mark("a1", "critical", "rank 2 left", 20, 29)]
@@ -329,6 +341,25 @@ def test_layers_that_were_not_sampled_are_an_empty_figure_and_no_error(client):
 def test_an_alert_is_shown_on_what_it_is_about(client, alert, shows):
     figure = client.get(f"/runs/{RUN}/figures/alerts/{alert}.json").json()
     assert figure["layout"]["meta"]["shows"] == shows
+
+
+@pytest.mark.parametrize(
+    ("stage", "frozen", "drawn"),
+    [
+        ("reduced_gradient", False, "reduced_gradient"),
+        # Ranks that differ there do so for one step, and in their parameters from then on.
+        ("outside_optimizer", False, "parameters"),
+        ("start", False, "parameters"),
+        ("outside_optimizer", True, "outside_optimizer"),
+    ],
+)
+def test_an_alert_is_drawn_on_a_link_at_which_the_ranks_stay_different(
+    client, source, monkeypatch, stage, frozen, drawn
+):
+    monkeypatch.setattr(source, "stage", stage)
+    monkeypatch.setattr(source, "frozen", frozen)
+    figure = client.get(f"/runs/{RUN}/figures/alerts/a1.json").json()
+    assert figure["layout"]["meta"]["stage"] == drawn
 
 
 def test_there_is_no_chart_of_an_alert_that_is_not_there(client):

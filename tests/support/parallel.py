@@ -53,6 +53,7 @@ LONGEST = (
     "server/storage/maintenance/test_merging.py",
     "e2e/test_layers.py",
     "server/evaluation/test_snapshots.py",
+    "server/api/test_judgement.py",
     "server/api/test_api.py",
     "server/api/test_refusals.py",
     "server/api/test_detector_settings.py",

@@ -114,6 +114,12 @@ def test_closing_from_the_senders_own_thread(away: Collector, rank: Callable[...
     one.train(5)
 
     wait_until(lambda: len(one.spooled_files()) > 0 and one.sender.counters.spooled == 15)
+    assert one.accounted() == one.produced
+    one.sender.close()  # waits for that thread
+    away.start()
+    sync(one.options.spool, away.url, None)
+    everything_arrived(away, one)
+    assert away.batches[-1].state == "finished"
 
 
 def test_a_sender_that_never_started_leaves_all_to_sync(tmp_path: Path) -> None:

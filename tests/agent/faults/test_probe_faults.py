@@ -73,6 +73,7 @@ def test_a_probe_without_memory(house, monkeypatch, probe, fault):
     monkeypatch.setattr(probe, MOST[probe], fault)
     house.train()
     house.reported_once(probe.name, "emory")
+    assert house.collector.points("seen") == {step: step for step in range(saboteur.STEPS)}
 
 
 def test_ctrl_c_is_the_trainers(house, monkeypatch):

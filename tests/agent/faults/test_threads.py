@@ -28,9 +28,14 @@ ON_THE_STEP_PATH = [
     "schedule.py",
     "model/tensors.py",
     "steps/torch_monitor.py",
+    "steps/probe_calls.py",
+    "steps/forward_hook.py",
+    "steps/logged.py",
     "model/tracked.py",
-    *(p.relative_to(saboteur.AGENT).as_posix() for p in saboteur.AGENT.glob("probes/*.py")),
+    *(p.relative_to(saboteur.AGENT).as_posix() for p in saboteur.AGENT.glob("probes/**/*.py")),
 ]
+# Methods of the same name as what opens a file.
+OPENS_NO_FILE = {"self._plan.open()"}  # the sketches of a plan
 WAITING = {"acquire", "join", "recv", "connect", "select", "wait_for", "flock", "fsync"}
 
 
@@ -46,7 +51,8 @@ def test_nothing_in_the_source_waits(name):
             of_texts = isinstance(node.func.value, ast.Constant) or isinstance(
                 node.func.value, ast.JoinedStr
             )
-            if not of_texts and not (node.func.attr == "join" and node.args):
+            is_join = node.func.attr == "join" and node.args
+            if not of_texts and not is_join and ast.unparse(node) not in OPENS_NO_FILE:
                 called.add(node.func.attr)
     assert not called & (WAITING | {"open", "input", "Lock", "RLock", "Condition", "Queue"})
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import optimizer as optimizers
 
-from rankscope.agent.steps import account, hooks, torch_monitor
+from rankscope.agent.steps import account, forward_hook, hooks
 from rankscope.agent.steps.mode import Mode
 from tests.support.small_trainings import (
     CLASSES,
@@ -36,7 +36,7 @@ def model():
 @pytest.fixture(autouse=True)
 def nothing_compiled(monkeypatch):
     """Other tests of this process have compiled something; then hooks stay where they are."""
-    monkeypatch.setattr(torch_monitor, "frames_traced", lambda: 0)
+    monkeypatch.setattr(forward_hook, "frames_traced", lambda: 0)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.optim import optimizer as optimizers
 
 from rankscope.agent import monitor as monitors
-from rankscope.agent.steps import hooks, torch_monitor
+from rankscope.agent.steps import forward_hook, hooks
 from rankscope.agent.steps.torch_monitor import TorchMonitor
 from tests.support.small_trainings import (
     CLASSES,
@@ -122,7 +122,7 @@ def test_of_two_models_losses_are_reported_always(attach, model):
 @pytest.fixture
 def nothing_compiled(monkeypatch):
     """Other tests of this process have compiled something; then hooks stay where they are."""
-    monkeypatch.setattr(torch_monitor, "frames_traced", lambda: 0)
+    monkeypatch.setattr(forward_hook, "frames_traced", lambda: 0)
 
 
 def test_the_hook_of_the_model_is_the_same_at_every_sample(attach, model, nothing_compiled):

@@ -187,15 +187,15 @@ class Case:
 
 @dataclass
 class Registry:
-    """All cases by id, in the order of the catalogue."""
+    """All cases by id, in the order of the sections of the catalogue."""
 
     cases: dict[str, type[Case]] = field(default_factory=dict)
 
     def add(self, case: type[Case]) -> type[Case]:
-        """Decorator: takes a case; its family is the name of its file."""
+        """Decorator: takes a case; its family is the name of its file, or of its folder."""
         if case.id in self.cases:
             raise ValueError(f"there are two cases {case.id}")
-        case.family = case.__module__.rpartition(".")[2]
+        case.family = case.__module__.removeprefix(f"{__package__}.").partition(".")[0]
         self.cases[case.id] = case
         return case
 

@@ -8,8 +8,7 @@ from sqlalchemy import inspect, select, text
 from rankscope.server.storage import schema
 from rankscope.server.storage.database import migrate
 from rankscope.server.storage.database.engine import open_engine
-from tests.server.api.test_api import desynced, evaluated
-from tests.support.servers.api import check_problem, get
+from tests.support.servers.api import check_problem, desynced, evaluated, get
 from tests.support.servers.collector import wait_until
 
 KIND = "desync.parameters"

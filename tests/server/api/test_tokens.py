@@ -16,8 +16,15 @@ from rankscope.server.settings import Settings
 from rankscope.server.storage.access import tokens
 from rankscope.server.storage.database import migrate
 from rankscope.server.storage.database.engine import open_engine, reading, writing
-from tests.server.api.test_api import desynced, evaluated
-from tests.support.servers.api import MSGPACK, batch, check_problem, column, get
+from tests.support.servers.api import (
+    MSGPACK,
+    batch,
+    check_problem,
+    column,
+    desynced,
+    evaluated,
+    get,
+)
 from tests.support.servers.serve_app import serve_app
 
 # Whoever may reach the server may ask for these.

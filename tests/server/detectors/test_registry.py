@@ -91,9 +91,14 @@ def made(name, *kinds, doc=DOCUMENTED):
     [
         ([made("One")], "One declares no kind"),
         ([made("One", "loss.bad")], "One declares loss.bad, which the registry does not have"),
+        # The first two alone are taken: it is the third that is refused.
         (
-            [made("One", "loss.spike"), made("Two", "loss.plateau", "loss.spike")],
-            "Two and One both declare loss.spike",
+            [
+                made("One", "loss.spike"),
+                made("Two", "loss.plateau"),
+                made("Three", "loss.diverging", "loss.spike"),
+            ],
+            "Three and One both declare loss.spike",
         ),
         (
             [made("One", "loss.spike", doc="Statistic: and so on.\n\n    Severity:\n")],
@@ -104,7 +109,3 @@ def made(name, *kinds, doc=DOCUMENTED):
 def test_what_is_refused(classes, reported):
     with pytest.raises(ValueError, match=reported):
         detectors.validate(classes)
-
-
-def test_what_is_taken():
-    detectors.validate([made("One", "loss.spike"), made("Two", "loss.plateau")])

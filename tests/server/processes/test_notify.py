@@ -45,6 +45,9 @@ def test_many_runs_at_once_and_long_names(two):
     for name in names:
         here.announce(name, points=1)
     wait_until(lambda: all(there.number(name) for name in names))
+    # In the order in which they were announced, none of them twice.
+    numbers = [there.number(name) for name in names]
+    assert len(set(numbers)) == len(names)
 
 
 def test_nobody_hears_himself(two):

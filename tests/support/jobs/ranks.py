@@ -9,7 +9,7 @@ import runpy
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,8 @@ REPOSITORY = Path(__file__).parents[3]
 EXAMPLE = REPOSITORY / "examples" / "train_ddp.py"
 TORCHRUN = Path(sys.executable).with_name("torchrun")
 
-_context = multiprocessing.get_context("forkserver")
+# What is given to `forked_ranks` to bring something back comes from it.
+forking = multiprocessing.get_context("forkserver")
 _PRELOAD = ["torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "sklearn.datasets"]
 
 
@@ -80,10 +81,10 @@ def run_ranks(
     folder.mkdir(parents=True, exist_ok=True)
     kept = {"RANKSCOPE_SPOOL": str(folder / "spool"), **(environment or {})}
     shared = {**os.environ, **job_environment(ranks, kept)}
-    _context.set_forkserver_preload(_PRELOAD)
+    forking.set_forkserver_preload(_PRELOAD)
     logs = [folder / f"rank{rank}.log" for rank in range(ranks)]
     processes = [
-        _context.Process(
+        forking.Process(
             target=_run,
             args=(str(script), arguments, {**shared, **own_environment(rank)}, str(log)),
         )
@@ -103,6 +104,20 @@ def run_ranks(
     texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs]
     assert None not in codes, f"still running after {timeout_s} s: {codes}\n" + "\n".join(texts)
     return Finished([code for code in codes if code is not None], texts)
+
+
+def forked_ranks(worker: Callable[..., None], *arguments: object, ranks: int) -> None:
+    """Calls `worker(rank, *arguments)` in processes that are forked as those of `run_ranks`.
+
+    Raises:
+        ProcessException: of torch, where one fails.
+    """
+    import torch.multiprocessing
+
+    forking.set_forkserver_preload(_PRELOAD)
+    torch.multiprocessing.start_processes(
+        worker, arguments, nprocs=ranks, start_method="forkserver"
+    )
 
 
 def _run(script: str, arguments: Sequence[str], environment: dict[str, str], log: str) -> None:

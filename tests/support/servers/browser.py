@@ -8,11 +8,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Page,
+    Request,
+    expect,
+    sync_playwright,
+)
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # A machine that is busy with other work needs a while for a page: no test measures that.
 _PATIENCE_MS = 180_000
+expect.set_options(timeout=_PATIENCE_MS)
 HOW_TO_INSTALL = (
     "no Chromium on the PATH, looked for " + ", ".join(NAMES) + "; install one of them with the "
     "system's package manager, for example: apt-get install chromium"

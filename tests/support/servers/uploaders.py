@@ -1,10 +1,12 @@
-"""The uploaders that run on this machine."""
+"""The uploaders that run on this machine, and other processes."""
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 from rankscope.agent.delivery import uploader_process
+from tests.support.servers.collector import wait_until
 
 _SCRIPT = uploader_process.__file__.encode()
 
@@ -21,6 +23,17 @@ def uploaders(trainer: int | None = None) -> set[int]:
         for pid, arguments in found.items()
         if _SCRIPT in arguments and (trainer is None or str(trainer).encode() in arguments)
     }
+
+
+def assert_ended(pid: int) -> None:
+    """That uploader ends, within the patience of `wait_until`."""
+    wait_until(lambda: pid not in uploaders())
+
+
+def children(parent: int) -> list[int]:
+    """Process ids."""
+    done = subprocess.run(["pgrep", "-P", str(parent)], capture_output=True, text=True)
+    return [int(line) for line in done.stdout.split()]
 
 
 def _arguments(process: Path) -> list[bytes]:

@@ -5,12 +5,13 @@ import pytest
 import torch
 
 from tests.support.jobs.ddp_gradients import SCALE, WAYS, worker
+from tests.support.jobs.ranks import forked_ranks
 
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ddp")
-    torch.multiprocessing.spawn(worker, (str(folder),), nprocs=2)
+    forked_ranks(worker, str(folder), ranks=2)
     return [torch.load(folder / str(rank), weights_only=False) for rank in range(2)]
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from rankscope.agent.fingerprint import FingerprintPlan, OpenSketches
 from rankscope.agent.fingerprint.device import DeviceTensors
-from rankscope.agent.probes.gradients import local
+from rankscope.agent.probes.gradients.sums import Rounds
 from tests.support.watching import Watching
 
 HOST = torch.device("cpu")
@@ -41,13 +41,13 @@ def device(monkeypatch):
     def begin():
         monkeypatch.setattr(FingerprintPlan, "__init__", noted)
         monkeypatch.setattr(FingerprintPlan, "open", opened)
-        real = local._Rounds.__init__
+        real = Rounds.__init__
 
         def on_device(rounds, names=(), large=None):
             real(rounds, names, large)
             rounds._taken = bool(large)
 
-        monkeypatch.setattr(local._Rounds, "__init__", on_device)
+        monkeypatch.setattr(Rounds, "__init__", on_device)
         return runs
 
     return begin

@@ -9,6 +9,7 @@ from torch import nn
 from rankscope.agent.probes.machine.timing import CollectiveWait, Timing
 from tests.support.device_events import FakeEvents
 from tests.support.jobs.ddp_timing import DELAY, worker
+from tests.support.jobs.ranks import forked_ranks, forking
 from tests.support.probe_harness import Harness
 
 
@@ -82,9 +83,8 @@ def test_a_forward_that_was_not_seen_leaves_the_step_whole(job):
 
 
 def two_ranks(folder, where, *, on_device=False):
-    context = torch.multiprocessing.get_context("spawn")
-    results = context.Queue()
-    torch.multiprocessing.spawn(worker, (str(folder), results, where, on_device), nprocs=2)
+    results = forking.Queue()
+    forked_ranks(worker, str(folder), results, where, on_device, ranks=2)
     (_, first, hooks), (_, second, _) = sorted(results.get() for _ in range(2))
     return first, second, hooks
 

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.agent.probes.parameters.buffers import Buffers
 from tests.support.jobs.ddp_buffers import digest, made, train_step, worker
+from tests.support.jobs.ranks import forked_ranks, forking
 from tests.support.probe_harness import Harness
 
 
@@ -104,9 +105,8 @@ def test_a_model_without_buffers_says_nothing():
 
 
 def test_under_ddp_it_is_what_was_broadcast(tmp_path):
-    context = torch.multiprocessing.get_context("spawn")
-    results = context.Queue()
-    torch.multiprocessing.spawn(worker, (str(tmp_path), results), nprocs=2)
+    results = forking.Queue()
+    forked_ranks(worker, str(tmp_path), results, ranks=2)
     (_, first, ended, hooks), (_, second, other, _) = sorted(results.get() for _ in range(2))
     assert first == second
     assert len(set(first)) == 3
