@@ -6,6 +6,8 @@ import torch
 from rankscope.agent.fingerprint import FingerprintPlan
 from rankscope.agent.fingerprint.constants import BLOCK, BUCKETS, table
 
+# Torch has it since 2.7.
+SCALES = [torch.float8_e8m0fnu] if hasattr(torch, "float8_e8m0fnu") else []
 DTYPES = [
     torch.float32,
     torch.float64,
@@ -15,7 +17,7 @@ DTYPES = [
     torch.float8_e5m2,
     torch.float8_e4m3fnuz,
     torch.float8_e5m2fnuz,
-    torch.float8_e8m0fnu,
+    *SCALES,
     torch.int64,
     torch.int32,
     torch.int16,
@@ -28,7 +30,7 @@ DTYPES = [
     torch.complex64,
     torch.complex128,
 ]
-UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.float8_e8m0fnu)
+UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64, *SCALES)
 MASK = 2**64 - 1
 
 

@@ -174,8 +174,9 @@ def test_settings_of_ddp(tmp_path):
     ids=["FSDP", "HSDP", "beside tensor parallelism"],
 )
 def test_over_which_ranks_parameters_are_dealt_out(shape, dimensions, dealt_over):
-    from torch.distributed.fsdp import fully_shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from tests.support.fully_sharded import fully_shard
 
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
     try:

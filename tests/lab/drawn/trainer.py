@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope import agent
@@ -22,6 +21,7 @@ from tests.lab.drawn.fault import Fault
 from tests.lab.drawn.models import Samples, build, criterion_of, data_of
 from tests.lab.drawn.recipe import Recipe
 from tests.lab.drawn.transforms import Transform
+from tests.support.fully_sharded import fully_shard
 
 # A data loader takes some time, and a step is not shorter than people's smallest.
 _LEAST_STEP = 0.004

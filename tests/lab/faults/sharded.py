@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 from tests.lab.faults.models import BATCH
 from tests.lab.faults.training import Training
+from tests.support.fully_sharded import fully_shard
 
 
 class Sharded(Training):

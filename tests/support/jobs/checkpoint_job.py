@@ -16,8 +16,9 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+
+from tests.support.fully_sharded import fully_shard
 
 FOLDER = Path(sys.argv[1])
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -4,12 +4,12 @@ import time
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.agent.probes.machine.timing import CollectiveWait
 from rankscope.agent.steps.hooks import RootHook
 from tests.support.device_events import FakeEvents
+from tests.support.fully_sharded import fully_shard
 from tests.support.jobs.ending import end_at_once
 from tests.support.probe_harness import Harness
 

@@ -28,7 +28,7 @@ TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "compile": torch.bfloat1
 
 def wrapped(inner):
     if FORM.endswith("fsdp2"):
-        from torch.distributed.fsdp import fully_shard
+        from tests.support.fully_sharded import fully_shard
 
         for block in inner.blocks:
             fully_shard(block)

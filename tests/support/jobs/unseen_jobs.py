@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope import agent
+from tests.support.fully_sharded import fully_shard
 
 AT = 61
 SUSPECT = 1

@@ -218,7 +218,8 @@ def test_a_sharded_norm_takes_no_collective(tmp_path):
     )
     try:
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
+
+        from tests.support.fully_sharded import fully_shard
 
         model = fully_shard(nn.Linear(3, 2), mesh=init_device_mesh("cpu", (1,)))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

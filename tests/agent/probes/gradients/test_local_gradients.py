@@ -235,7 +235,7 @@ def test_where_no_hook_sees_the_local_gradient_nothing_wrong_is_said():
 
 
 def test_a_model_sharded_in_earnest(tmp_path):
-    from torch.distributed.fsdp import fully_shard
+    from tests.support.fully_sharded import fully_shard
 
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1

@@ -147,7 +147,7 @@ def test_what_is_carried_of_distributed_gradients(tmp_path):
 
 @pytest.fixture
 def sharded(tmp_path):
-    from torch.distributed.fsdp import fully_shard
+    from tests.support.fully_sharded import fully_shard
 
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1

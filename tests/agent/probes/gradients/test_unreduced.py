@@ -5,10 +5,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard
 
 from rankscope.agent.probes.gradients.unreduced import UnreducedGradients
+from tests.support.fully_sharded import Shard, fully_shard
 from tests.support.probe_harness import Harness
 
 

@@ -257,7 +257,8 @@ def test_state_of_sharded_parameters_is_the_part_of_this_rank(tmp_path):
     )
     try:
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
+
+        from tests.support.fully_sharded import fully_shard
 
         model = fully_shard(made(), mesh=init_device_mesh("cpu", (1,)))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
