@@ -81,8 +81,11 @@ class RootHook(ModuleHook):
         kwargs: dict[str, Any] | None = None,
     ) -> None:
         """Notifies the monitor, if it still exists and this is not a copy."""
+        # Asked first: before torch 2.6 the reference would break a graph that may not end.
+        if is_compiling() or _is_tracing() or _level() is not None:
+            return
         listener = None if self._listener is None else self._listener()
-        if listener is not None and not (is_compiling() or _is_tracing() or _level() is not None):
+        if listener is not None:
             listener.root_forward(module, args, kwargs or {})
 
 

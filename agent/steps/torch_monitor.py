@@ -25,7 +25,12 @@ from rankscope.agent.process.gpu_health import GpuHealth
 from rankscope.agent.steps import hooks, joined
 from rankscope.agent.steps.account import Account
 from rankscope.agent.steps.autograd import made_of_earlier, nodes_made
-from rankscope.agent.steps.dynamo import frames_traced, leave_alone, outside_graph
+from rankscope.agent.steps.dynamo import (
+    frames_traced,
+    leave_agent_alone,
+    leave_alone,
+    outside_graph,
+)
 from rankscope.agent.steps.forward_hook import ForwardHook
 from rankscope.agent.steps.logged import LoggedNames
 from rankscope.agent.steps.mode import COUNTED, LIGHTWEIGHT, SAMPLED, StepMachine
@@ -108,6 +113,7 @@ class TorchMonitor(Monitor):
         self._count.nodes = nodes_made()
         self._watching = hooks.Watching(self)
         joined.listen(self)
+        leave_agent_alone()
         self._begin()
 
     @property

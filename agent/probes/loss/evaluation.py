@@ -368,10 +368,12 @@ class OutputHook(ModuleHook):
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any
     ) -> None:
         """Notifies the probe, which takes the hook off once it knows what the model returns."""
-        listener = None if self._listener is None else self._listener()
-        if listener is None or torch.compiler.is_compiling() or torch._C._is_tracing():
+        # Asked first: before torch 2.6 the reference would break a graph that may not end.
+        if torch.compiler.is_compiling() or torch._C._is_tracing():
             return
-        listener.model_returned(output, args, kwargs)
+        listener = None if self._listener is None else self._listener()
+        if listener is not None:
+            listener.model_returned(output, args, kwargs)
 
     def remove(self) -> None:
         """Takes the hook back."""
