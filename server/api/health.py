@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 from sqlalchemy.exc import SQLAlchemyError
 
+from rankscope.server.api.admission import Admission
 from rankscope.server.api.deps import Database
 from rankscope.server.api.problems import Problem
 from rankscope.server.health import Health
@@ -23,7 +24,7 @@ _CALM_SECONDS = 10.0
 
 
 @router.get("/healthz")
-def healthz() -> dict[str, str]:
+async def healthz() -> dict[str, str]:
     """The process answers; says nothing of the database."""
     return {"status": "ok"}
 
@@ -66,6 +67,7 @@ def readyz(request: Request, engine: Database) -> dict[str, str]:
 def metrics(request: Request, engine: Database) -> PlainTextResponse:
     """This server in Prometheus' text format."""
     counters = request.app.state.counters
+    admission: Admission = request.app.state.admission
     with reading(engine) as connection:
         unevaluated = statistics.unevaluated(connection)
         runs = statistics.runs_by_state(connection)
@@ -75,6 +77,11 @@ def metrics(request: Request, engine: Database) -> PlainTextResponse:
         *_metric("points_total", "counter", "Points stored.", counters.points),
         *_metric("duplicates_total", "counter", "Batches that were there.", counters.duplicates),
         *_metric("refused_total", "counter", "Batches that were refused.", counters.refused),
+        *_metric(
+            "busy_total", "counter", "Batches sent away for a while (429).", admission.refused
+        ),
+        *_metric("under_way", "gauge", "Batches that are being stored.", admission.under_way),
+        *_metric("waiting", "gauge", "Batches that wait for their turn.", admission.waiting),
         *_health(request.app.state.health.report()),
         *_metric("unevaluated_runs", "gauge", "Runs with new data.", unevaluated),
         "# HELP rankscope_runs Runs by state.",

@@ -1,0 +1,234 @@
+"""Which batches may go on now: as many as the server can take soon, and everybody in turn.
+
+A batch that was received holds one of a number of places until it is answered. A run may hold as
+many as are left free, and a sender (a token, or else an address) three times that: whoever floods
+is stopped by itself, and always leaves places for those who come later (dynamic thresholds, as
+switches share a buffer between their ports). What does not find a place waits, in a queue of its
+own for each sender and, within that, for each run; they are served round-robin. What has not got a
+place after two seconds is not taken, so that the agent asks again later instead of waiting in vain.
+
+The same holds for the bytes of what is received: bodies that come slowly, or never to their end,
+fill no more than a part of the memory that there is for them.
+
+For one event loop: nothing here is locked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TypeVar
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+AT_ONCE = 128
+"""Places. One run alone may hold half of them: as many as are stored in one transaction."""
+
+LONGEST_WAIT_S = 2.0
+"""For a place. An agent waits for an answer for 3 s, and storing takes its time, too."""
+
+MAX_BYTES = 256 * 2**20
+"""Of bodies under way: eight of the largest there may be, and of the usual ones 100,000."""
+
+# A sender may hold this many times as much as is free: it may be a proxy for all there are, and is
+# held back only where it leaves nearly nothing to the others.
+_SENDER_SHARE = 3
+# Whoever waits beyond this number could not get a place in time on any machine.
+_MAX_WAITING = 8192
+# Seconds over which the rate is averaged at which places become free.
+_RATE_S = 2.0
+# When to ask again, seconds. At most what an agent's spool can bridge without anybody noticing.
+_SOONEST_S, _LATEST_S = 1.0, 30.0
+
+
+class Busy(Exception):
+    """The server cannot take this now.
+
+    Attributes:
+        retry_after: seconds until it is worth asking again.
+    """
+
+    def __init__(self, why: str, retry_after: int) -> None:
+        super().__init__(why)
+        self.retry_after = retry_after
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    sender: str
+    run: str
+    admitted: asyncio.Future[None]
+    queued: bool = True
+
+
+class Admission:
+    """Places for batches, and room for their bytes.
+
+    Args:
+        at_once: places.
+        longest_wait: seconds that a batch waits for one.
+        max_bytes: of bodies that are being received, or wait, or are stored.
+
+    Attributes:
+        refused: batches that were not taken.
+    """
+
+    def __init__(
+        self,
+        *,
+        at_once: int = AT_ONCE,
+        longest_wait: float = LONGEST_WAIT_S,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        self.refused = 0
+        self._free = at_once
+        self._longest_wait = longest_wait
+        self._runs: Counter[tuple[str, str]] = Counter()
+        self._senders: Counter[str] = Counter()
+        # Sender -> run -> those that wait; whoever is next in turn comes first.
+        self._queues: OrderedDict[str, OrderedDict[str, deque[_Waiting]]] = OrderedDict()
+        self._waiting = 0
+        self._free_bytes = max_bytes
+        self._bytes: Counter[str] = Counter()
+        # Places that became free, of the last seconds the most; and when that was counted last.
+        self._left = 0.0
+        self._left_at = time.monotonic()
+
+    @property
+    def under_way(self) -> int:
+        """Batches that hold a place."""
+        return self._senders.total()
+
+    @property
+    def waiting(self) -> int:
+        """Batches that wait for one."""
+        return self._waiting
+
+    async def enter(self, sender: str, run: str) -> None:
+        """Gives a batch a place, for which it may have to wait; `leave` takes it back.
+
+        Args:
+            sender: a token or an address.
+            run: its id, as far as it is known before the batch is decoded.
+
+        Raises:
+            Busy: there was none in time.
+        """
+        if self._fits(sender, run):
+            self._take(sender, run)
+        else:
+            await self._wait(sender, run)
+
+    def leave(self, sender: str, run: str) -> None:
+        """A batch has been answered: those whose turn it is take its place."""
+        now = time.monotonic()
+        self._left = self._left * math.exp((self._left_at - now) / _RATE_S) + 1
+        self._left_at = now
+        self._free += 1
+        _less(self._runs, (sender, run))
+        _less(self._senders, sender)
+        while self._waiting and (found := self._next()) is not None:
+            if not found.admitted.done():  # else it has just given up
+                self._take(found.sender, found.run)
+                found.admitted.set_result(None)
+
+    def hold(self, sender: str, size: int) -> None:
+        """Notes that so many more bytes of a sender are held; `let_go` takes that back.
+
+        Raises:
+            Busy: a sender may hold no more than is free, so that others find room.
+        """
+        left, held = self._free_bytes - size, self._bytes[sender]
+        if left < 0 or (held and held + size > left):
+            raise self._busy("too much is being sent at once")
+        self._free_bytes = left
+        self._bytes[sender] += size
+
+    def let_go(self, sender: str, size: int) -> None:
+        """Bytes that were held are so no more."""
+        self._free_bytes += size
+        _less(self._bytes, sender, size)
+
+    def _fits(self, sender: str, run: str) -> bool:
+        free = self._free
+        # At rest all who wait hold too much for that, so that nobody is overtaken by whom this
+        # lets in.
+        return self._runs[sender, run] < free and self._senders[sender] < _SENDER_SHARE * free
+
+    def _take(self, sender: str, run: str) -> None:
+        self._free -= 1
+        self._runs[sender, run] += 1
+        self._senders[sender] += 1
+
+    async def _wait(self, sender: str, run: str) -> None:
+        if self._waiting >= _MAX_WAITING:
+            raise self._busy("too many batches wait")
+        loop = asyncio.get_running_loop()
+        one = _Waiting(sender, run, loop.create_future())
+        self._queues.setdefault(sender, OrderedDict()).setdefault(run, deque()).append(one)
+        self._waiting += 1
+        late = loop.call_later(self._longest_wait, self._late, one)
+        try:
+            await one.admitted
+        except asyncio.CancelledError:
+            if one.admitted.cancelled():
+                self._forget(one)
+            elif one.admitted.exception() is None:
+                self.leave(sender, run)
+            raise
+        finally:
+            late.cancel()
+
+    def _late(self, one: _Waiting) -> None:
+        if not one.admitted.done():
+            self._forget(one)
+            one.admitted.set_exception(self._busy("more comes than can be stored"))
+
+    def _next(self) -> _Waiting | None:
+        """Whose turn it is, among those that do not hold too much; no longer waiting then."""
+        for sender, runs in self._queues.items():
+            if self._senders[sender] >= _SENDER_SHARE * self._free:
+                continue
+            for run, queue in runs.items():
+                if self._runs[sender, run] >= self._free:
+                    continue
+                one = queue[0]
+                # The others first, next time.
+                self._queues.move_to_end(sender)
+                runs.move_to_end(run)
+                self._forget(one)
+                return one
+        return None
+
+    def _forget(self, one: _Waiting) -> None:
+        if not one.queued:
+            return
+        one.queued = False
+        runs = self._queues[one.sender]
+        queue = runs[one.run]
+        queue.remove(one)
+        self._waiting -= 1
+        if not queue:
+            del runs[one.run]
+            if not runs:
+                del self._queues[one.sender]
+
+    def _busy(self, why: str) -> Busy:
+        self.refused += 1
+        rate = self._left * math.exp((self._left_at - time.monotonic()) / _RATE_S) / _RATE_S
+        seconds = self._waiting / rate if rate > 0 else _LATEST_S
+        seconds = min(max(seconds, _SOONEST_S), _LATEST_S)
+        # Whoever is sent away together must not come back together.
+        return Busy(why, math.ceil(seconds * random.uniform(1.0, 2.0)))
+
+
+def _less(held: Counter[_Key], key: _Key, number: int = 1) -> None:
+    """Takes something back; what nobody holds any more is forgotten."""
+    held[key] -= number
+    if not held[key]:
+        del held[key]
