@@ -45,6 +45,8 @@ _INGEST = ("/api/v1/ingest", "POST")
 # Pages and queries that are answered at a time. Python runs one thread of a process: each more is
 # one more that the thread which takes batches has to wait for, again and again.
 _READERS = 4
+# Requests that wait for these: those behind them would be given up before they are answered.
+_MAX_ASKED = 1000
 _RAW_SECURITY_HEADERS = [
     (name.lower().encode(), value.encode()) for name, value in pages.SECURITY_HEADERS.items()
 ]
@@ -134,6 +136,14 @@ class _Application(FastAPI):
     async def let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request that the guard lets through."""
         if scope["type"] != "http" or (scope["path"], scope["method"]) != _INGEST:
+            readers = to_thread.current_default_thread_limiter()
+            if scope["type"] == "http" and readers.statistics().tasks_waiting >= _MAX_ASKED:
+                text = f"{_MAX_ASKED} requests wait to be answered: ask again later"
+                answer = problems.answer(
+                    429, text, instance=scope["path"], headers=dict(problems.RETRY_LATER)
+                )
+                await answer(scope, receive, send)
+                return
             await super().__call__(scope, receive, send)
             return
         await ingest.directly(

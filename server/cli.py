@@ -6,6 +6,7 @@ import argparse
 import errno
 import ipaddress
 import json
+import resource
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -29,6 +30,13 @@ from rankscope.server.storage.database.engine import open_engine, reading
 
 OK, FAILED, USAGE = client.OK, client.FAILED, client.USAGE
 UNREACHABLE, UNKNOWN_RUN = client.UNREACHABLE, client.UNKNOWN_RUN
+
+# Connections beyond these would need several servers; some programs look at each number there is.
+_FILES = 65_536
+# With fewer it is told: the largest jobs that were tried on one server have 1,024 ranks.
+_FEW_FILES = 2048
+# Of the server's own: the database's connections, mostly.
+_OWN_FILES = 200
 
 
 def serve(argv: Sequence[str]) -> int:
@@ -102,6 +110,7 @@ def serve(argv: Sequence[str]) -> int:
             "they are. Make a token first (`rankscope token create NAME`, with the same --db), or "
             "say --no-authentication"
         )
+    _open_files()
     listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -124,6 +133,24 @@ def serve(argv: Sequence[str]) -> int:
         return supervisor.supervise(settings, listener, _listen, started)
     finally:
         listener.close()
+
+
+def _open_files() -> None:
+    """Takes as many open files as the system lets a process have, and warns where they are few.
+
+    Each rank keeps a connection open, which is a file; systems begin with 1,024.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    if soft != resource.RLIM_INFINITY and soft < _FEW_FILES:
+        client.complain(
+            f"this process may open {soft} files, which is enough for about "
+            f"{max(soft - _OWN_FILES, 0)} ranks and pages at a time: raise the limit for more "
+            "(`ulimit -n`, or LimitNOFILE= of systemd)"
+        )
 
 
 def _is_loopback(host: str) -> bool:
