@@ -43,7 +43,7 @@ _MAX_WAITING = 8192
 # Seconds over which the rate is averaged at which places become free.
 _RATE_S = 2.0
 # When to ask again, seconds. At most what an agent's spool can bridge without anybody noticing.
-_SOONEST_S, _LATEST_S = 1.0, 30.0
+_SOONEST_S, _LATEST_S = 1.0, 15.0
 
 
 class Busy(Exception):
@@ -114,7 +114,8 @@ class Admission:
 
         Args:
             sender: a token or an address.
-            run: its id, as far as it is known before the batch is decoded.
+            run: its id, as far as it is known before the batch is decoded; empty for all runs
+                together of which nothing has been stored.
 
         Raises:
             Busy: there was none in time.
@@ -145,7 +146,7 @@ class Admission:
         """
         left, held = self._free_bytes - size, self._bytes[sender]
         if left < 0 or (held and held + size > left):
-            raise self._busy("too much is being sent at once")
+            raise self._busy("too much is being sent at once", self._waiting)
         self._free_bytes = left
         self._bytes[sender] += size
 
@@ -167,7 +168,7 @@ class Admission:
 
     async def _wait(self, sender: str, run: str) -> None:
         if self._waiting >= _MAX_WAITING:
-            raise self._busy("too many batches wait")
+            raise self._busy("too many batches wait", self._waiting)
         loop = asyncio.get_running_loop()
         one = _Waiting(sender, run, loop.create_future())
         self._queues.setdefault(sender, OrderedDict()).setdefault(run, deque()).append(one)
@@ -186,8 +187,12 @@ class Admission:
 
     def _late(self, one: _Waiting) -> None:
         if not one.admitted.done():
+            runs = self._queues[one.sender]
+            # Before its last one is let in, one of each other has been, too.
+            before = len(runs[one.run]) * len(runs) * len(self._queues)
             self._forget(one)
-            one.admitted.set_exception(self._busy("more comes than can be stored"))
+            error = self._busy("more comes than can be stored", before)
+            one.admitted.set_exception(error)
 
     def _next(self) -> _Waiting | None:
         """Whose turn it is, among those that do not hold too much; no longer waiting then."""
@@ -218,10 +223,11 @@ class Admission:
             if not runs:
                 del self._queues[one.sender]
 
-    def _busy(self, why: str) -> Busy:
+    def _busy(self, why: str, before: int) -> Busy:
+        """Has somebody come again after so many others have been let in."""
         self.refused += 1
         rate = self._left * math.exp((self._left_at - time.monotonic()) / _RATE_S) / _RATE_S
-        seconds = self._waiting / rate if rate > 0 else _LATEST_S
+        seconds = min(before, self._waiting + 1) / rate if rate > 0 else _LATEST_S
         seconds = min(max(seconds, _SOONEST_S), _LATEST_S)
         # Whoever is sent away together must not come back together.
         return Busy(why, math.ceil(seconds * random.uniform(1.0, 2.0)))

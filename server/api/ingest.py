@@ -167,7 +167,9 @@ async def _admitted(
     # Before it is decoded, which is most of the work of this thread.
     named = body.run(packed) if kind.startswith(wire.CONTENT_TYPE) else None
     admission: Admission = state.admission
-    await admission.enter(body.sender, named or "")
+    # Those of new runs are one: else who makes many runs would get as many parts.
+    flow = named if named is not None and state.writer.knows(named) else ""
+    await admission.enter(body.sender, flow)
     try:
         if packed:
             await body.unpack(_limiter(state))
@@ -187,7 +189,7 @@ async def _admitted(
         answer: wire.Answer = await state.writer.store(batch)
         return batch, answer
     finally:
-        admission.leave(body.sender, named or "")
+        admission.leave(body.sender, flow)
 
 
 class _Body:

@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heapreplace
 
 from sqlalchemy import Engine
 
@@ -26,13 +27,15 @@ _MAX_BATCHES = 256
 # How long one should take, seconds: many times what a disk takes to commit it, and too short to be
 # noticed by an agent.
 _SHOULD_TAKE_S = 0.1
-# What storing costs, in points: each batch beside its points, and each run beside its batches, as
-# measured on SQLite with batches of one to 10,000 points. How long a point takes is measured on the
-# way, from a start at which most machines are faster.
-_OF_BATCH, _OF_RUN = 300, 1500
-_POINT_S = 1e-6
-# How fast that follows: the mean of the last ten transactions.
+# What storing costs, seconds of one core of a small cloud machine, on SQLite: each run of which
+# there are batches in a transaction, more if it is new, each batch, fingerprint, and point.
+_RUN_S, _NEW_RUN_S, _BATCH_S, _FINGERPRINT_S, _POINT_S = 8e-4, 2e-3, 1e-4, 1e-4, 5e-8
+# How many times as long it takes here is measured on the way: about the mean of ten transactions.
 _GAIN = 0.1
+# Runs that are remembered as known.
+_MAX_KNOWN = 10_000
+# What all runs are called together of which nothing has been stored.
+_NEW = ""
 
 
 class Closed(RuntimeError):
@@ -59,9 +62,10 @@ class Writer:
     def __init__(self, engine: Engine, health: Health | None = None) -> None:
         self._engine = engine
         self._known = Dictionaries()
-        # By run; whose turn it is comes first.
+        # By run, and those of new runs together; who waits longest comes first.
         self._queues: OrderedDict[str, deque[_Waiting]] = OrderedDict()
-        self._point_s = _POINT_S
+        self._stored: OrderedDict[str, None] = OrderedDict()
+        self._slowness = 1.0
         self._arrived = threading.Condition()
         self._closed = False
         self._stopping = threading.Event()
@@ -81,6 +85,10 @@ class Writer:
             self._arrived.notify()
         self._thread.join(30)
 
+    def knows(self, run: str) -> bool:
+        """Whether anything of a run has been stored by this process, lately."""
+        return run in self._stored
+
     async def store(self, batch: wire.Batch) -> wire.Answer:
         """Stores a batch; returns when it is committed.
 
@@ -94,7 +102,8 @@ class Writer:
         with self._arrived:
             if self._closed:
                 raise Closed
-            self._queues.setdefault(batch.run, deque()).append(waiting)
+            flow = batch.run if self.knows(batch.run) else _NEW
+            self._queues.setdefault(flow, deque()).append(waiting)
             self._arrived.notify()
         return await waiting.answer
 
@@ -123,25 +132,45 @@ class Writer:
     def _next(self) -> list[_Waiting]:
         """What waits, as much as a transaction takes; empty at the end.
 
-        The runs take turns, a batch each: one of which much waits holds up no other.
+        Each run gets an equal part of its time, and all new runs together that of one: whoever
+        has little to store does not wait for whoever has much, nor for however many.
         """
         with self._arrived:
             while not self._queues and not self._closed:
                 self._arrived.wait()
             group: list[_Waiting] = []
             runs: set[str] = set()
-            left = _SHOULD_TAKE_S / self._point_s
-            while self._queues and len(group) < _MAX_BATCHES and left > 0:
-                run, queue = next(iter(self._queues.items()))
+            served: set[str] = set()
+            left = _SHOULD_TAKE_S / self._slowness
+            # How much of the time each has had; who has had least is next.
+            turns = [(0.0, n, flow) for n, flow in enumerate(self._queues)]
+            while turns and len(group) < _MAX_BATCHES and left > 0:
+                spent, n, flow = turns[0]
+                queue = self._queues[flow]
                 one = queue.popleft()
                 group.append(one)
-                left -= _cost(one.batch) + (0 if run in runs else _OF_RUN)
-                runs.add(run)
+                served.add(flow)
+                cost = self._cost(one.batch, runs)
+                left -= cost
                 if queue:
-                    self._queues.move_to_end(run)
+                    heapreplace(turns, (spent + cost, n, flow))
                 else:
-                    del self._queues[run]
+                    heappop(turns)
+                    del self._queues[flow]
+            # Of many runs, those that had no turn are first the next time.
+            for _, _, flow in turns:
+                if flow in served:
+                    self._queues.move_to_end(flow)
             return group
+
+    def _cost(self, batch: wire.Batch, runs: set[str]) -> float:
+        """Of storing a batch, seconds as above, with others of these runs; adds its own run."""
+        of_run = 0.0
+        if batch.run not in runs:
+            runs.add(batch.run)
+            of_run = _RUN_S if self.knows(batch.run) else _NEW_RUN_S
+        of_prints = _FINGERPRINT_S * len(batch.prints)
+        return of_run + _BATCH_S + of_prints + _POINT_S * batch.points
 
     def _outcomes(self, group: list[_Waiting]) -> Sequence[wire.Answer | Exception]:
         try:
@@ -172,19 +201,19 @@ class Writer:
                 began = time.monotonic()  # having waited for others who write
                 received = [(one.batch, one.received_at) for one in group]
                 answers = store_batches(connection, received, self._known)
-            points = sum(_cost(one.batch) for one in group)
-            points += _OF_RUN * len({one.batch.run for one in group})
-            self._point_s += _GAIN * ((time.monotonic() - began) / points - self._point_s)
-            return answers
         except BaseException:
             # It may know numbers that were never committed.
             self._known.forget()
             raise
-
-
-def _cost(batch: wire.Batch) -> int:
-    """Of storing a batch, in points: fingerprints are many numbers, but each is stored as one."""
-    return _OF_BATCH + batch.points + _OF_BATCH * len(batch.prints)
+        runs: set[str] = set()
+        expected = sum(self._cost(one.batch, runs) for one in group)
+        self._slowness += _GAIN * ((time.monotonic() - began) / expected - self._slowness)
+        for run in runs:
+            self._stored[run] = None
+            self._stored.move_to_end(run)
+        while len(self._stored) > _MAX_KNOWN:
+            self._stored.popitem(last=False)
+        return answers
 
 
 def _deliver(outcomes: list[_Outcome]) -> None:

@@ -249,6 +249,8 @@ def test_readers_keep_no_batch_waiting(app, monkeypatch):
 
 def test_a_run_of_which_much_waits_is_stored_no_sooner_than_others(app):
     async def check(writer, engine):
+        for run in ("greedy", "honest"):
+            await writer.store(batch(1, 0, run))
         with writing(engine):  # nothing else is stored meanwhile
             done = []
 
@@ -266,3 +268,25 @@ def test_a_run_of_which_much_waits_is_stored_no_sooner_than_others(app):
     with serve_app(app):
         # One transaction was under way, one more is its own.
         assert asyncio.run(check(app.state.writer, app.state.engine)) < 520
+
+
+def test_a_run_that_is_known_does_not_wait_for_many_new_ones(app):
+    async def check(writer, engine):
+        await writer.store(batch(0, 0, "honest"))
+        with writing(engine):  # nothing else is stored meanwhile
+            done = []
+
+            async def store(run, rank):
+                await writer.store(batch(rank, 1, run))
+                done.append(run)
+
+            tasks = [asyncio.create_task(store(f"new-{n}", 0)) for n in range(500)]
+            await asyncio.sleep(0.1)
+            tasks += [asyncio.create_task(store("honest", rank)) for rank in range(64)]
+            await asyncio.sleep(0.1)
+        await asyncio.gather(*tasks)
+        return len(done) - 1 - done[::-1].index("honest")
+
+    with serve_app(app):
+        # All of its ranks, before a third of the new ones; some of which were under way.
+        assert asyncio.run(check(app.state.writer, app.state.engine)) < 64 + 500 / 3
