@@ -44,7 +44,7 @@ from rankscope.server.storage.ingest.writer import Writer
 _INGEST = ("/api/v1/ingest", "POST")
 # Pages and queries that are answered at a time. Python runs one thread of a process: each more is
 # one more that the thread which takes batches has to wait for, again and again.
-_READERS = 4
+_READERS = 2
 # Requests that wait for these: those behind them would be given up before they are answered.
 _MAX_ASKED = 1000
 _RAW_SECURITY_HEADERS = [

@@ -9,6 +9,7 @@ import json
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,14 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rankscope.server.app import create_app
 from rankscope.server.commands import client
-from rankscope.server.commands.database import add_url, database_text, file_text
+from rankscope.server.commands.database import (
+    add_url,
+    age,
+    database_text,
+    file_text,
+    of_project,
+    size,
+)
 from rankscope.server.detectors.wording import listing, ranks
 from rankscope.server.evaluation.detector_settings import Given, read_file
 from rankscope.server.processes import supervisor
@@ -27,6 +35,7 @@ from rankscope.server.settings import Settings, default_database
 from rankscope.server.storage.access import tokens
 from rankscope.server.storage.database import migrate
 from rankscope.server.storage.database.engine import open_engine, reading
+from rankscope.server.storage.maintenance.retention import Retention
 
 OK, FAILED, USAGE = client.OK, client.FAILED, client.USAGE
 UNREACHABLE, UNKNOWN_RUN = client.UNREACHABLE, client.UNKNOWN_RUN
@@ -35,6 +44,9 @@ UNREACHABLE, UNKNOWN_RUN = client.UNREACHABLE, client.UNKNOWN_RUN
 _FILES = 65_536
 # With fewer it is told: the largest jobs that were tried on one server have 1,024 ranks.
 _FEW_FILES = 2048
+# Of the interpreter's threads, seconds: a tenth of Python's own setting. Shorter ones cost more
+# than they save: a turn begins with some 50 microseconds of waking up.
+_TURN_S = 0.0005
 # Of the server's own: the database's connections, mostly.
 _OWN_FILES = 200
 
@@ -76,6 +88,24 @@ def serve(argv: Sequence[str]) -> int:
         help="name, besides localhost, by which a proxy on this machine calls the server; may be "
         "given several times",
     )
+    parser.add_argument(
+        "--keep",
+        action="append",
+        default=[],
+        type=of_project(age),
+        metavar="[PROJECT=]AGE",
+        help="delete runs that have ended and that nothing was heard of for so long, for example "
+        "90d; may be given for several projects, and once for all others",
+    )
+    parser.add_argument(
+        "--keep-size",
+        action="append",
+        default=[],
+        type=of_project(size),
+        metavar="[PROJECT=]SIZE",
+        help="delete the oldest runs that have ended where a project has more than this, for "
+        "example 50GB; likewise",
+    )
     options = parser.parse_args(argv)
     loopback = _is_loopback(options.host)
     try:
@@ -88,6 +118,7 @@ def serve(argv: Sequence[str]) -> int:
             background="process" if options.workers == 1 else "threads",
             detectors=read_file(options.detectors) if options.detectors else Given(),
             public_url=options.public_url,
+            retention=Retention(dict(options.keep), dict(options.keep_size)),
             hosts=tuple(name.lower() for name in options.allowed_host) if loopback else None,
         )
     except ValueError as error:
@@ -173,6 +204,9 @@ def _listen(settings: Settings, listener: socket.socket, started: Callable[[], N
             app.state.run_events.stopping.set()
             super().handle_exit(sig, frame)
 
+    # Whoever answers a query holds Python's lock for so long before others get a turn, and the
+    # threads that take batches and store them need it some fifty times for each transaction.
+    sys.setswitchinterval(_TURN_S)
     app = create_app(settings)
     config = uvicorn.Config(
         app,

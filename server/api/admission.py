@@ -3,7 +3,9 @@
 A batch that was received holds one of a number of places until it is answered. A run may hold as
 many as are left free, and a sender (a token, or else an address) three times that: whoever floods
 is stopped by itself, and always leaves places for those who come later (dynamic thresholds, as
-switches share a buffer between their ports). What does not find a place waits, in a queue of its
+switches share a buffer between their ports). While another run sends, too, it may hold no more
+than a few: all that is under way takes the same threads, and each of one's is a wait for the
+other's. What does not find a place waits, in a queue of its
 own for each sender and, within that, for each run; they are served round-robin. What has not got a
 place after two seconds is not taken, so that the agent asks again later instead of waiting in vain.
 
@@ -29,6 +31,10 @@ _Key = TypeVar("_Key", bound=Hashable)
 AT_ONCE = 128
 """Places. One run alone may hold half of them: as many as are stored in one transaction."""
 
+AMONG_OTHERS = 16
+"""Places that a run may hold while others send, too: with fewer, less is stored at once, and
+storing costs more; with more, the others wait longer for each of theirs."""
+
 LONGEST_WAIT_S = 2.0
 """For a place. An agent waits for an answer for 3 s, and storing takes its time, too."""
 
@@ -40,6 +46,8 @@ MAX_BYTES = 256 * 2**20
 _SENDER_SHARE = 3
 # Whoever waits beyond this number could not get a place in time on any machine.
 _MAX_WAITING = 8192
+# For how long a run counts as one that sends: agents send every four seconds.
+_SENDS_S = 5.0
 # Seconds over which the rate is averaged at which places become free.
 _RATE_S = 2.0
 # When to ask again, seconds. At most what an agent's spool can bridge without anybody noticing.
@@ -87,6 +95,8 @@ class Admission:
     ) -> None:
         self.refused = 0
         self._free = at_once
+        # The two runs that sent last, and when, the last one first.
+        self._last = self._before = ("", ""), -math.inf
         self._longest_wait = longest_wait
         self._runs: Counter[tuple[str, str]] = Counter()
         self._senders: Counter[str] = Counter()
@@ -120,6 +130,10 @@ class Admission:
         Raises:
             Busy: there was none in time.
         """
+        if run:
+            if self._last[0] != (sender, run):
+                self._before = self._last
+            self._last = (sender, run), time.monotonic()
         if self._fits(sender, run):
             self._take(sender, run)
         else:
@@ -156,10 +170,16 @@ class Admission:
         _less(self._bytes, sender, size)
 
     def _fits(self, sender: str, run: str) -> bool:
-        free = self._free
         # At rest all who wait hold too much for that, so that nobody is overtaken by whom this
         # lets in.
-        return self._runs[sender, run] < free and self._senders[sender] < _SENDER_SHARE * free
+        return self._run_fits(sender, run) and self._senders[sender] < _SENDER_SHARE * self._free
+
+    def _run_fits(self, sender: str, run: str) -> bool:
+        held = self._runs[sender, run]
+        if held < AMONG_OTHERS:
+            return held < self._free
+        other = self._before if self._last[0] == (sender, run) else self._last
+        return held < self._free and time.monotonic() - other[1] > _SENDS_S
 
     def _take(self, sender: str, run: str) -> None:
         self._free -= 1
@@ -200,7 +220,7 @@ class Admission:
             if self._senders[sender] >= _SENDER_SHARE * self._free:
                 continue
             for run, queue in runs.items():
-                if self._runs[sender, run] >= self._free:
+                if not self._run_fits(sender, run):
                     continue
                 one = queue[0]
                 # The others first, next time.

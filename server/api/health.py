@@ -114,11 +114,13 @@ def _health(report: dict[str, Any]) -> list[str]:
         lines.append(f'rankscope_failing_runs{{work="{work}"}} {report["failing"].get(work, 0)}')
     restarts = counts.get("background_restarts", 0)
     text = "Threads and processes that ended unexpectedly and were started again."
+    gone = "Runs that were deleted for their age, or their project's size."
     told = "Messages about alerts that their targets took."
     untold = "Messages about alerts that could not be delivered; they are tried again."
     return [
         *lines,
         *_metric("background_restarts_total", "counter", text, restarts),
+        *_metric("pruned_runs_total", "counter", gone, counts.get("pruned_runs", 0)),
         *_metric("notifications_total", "counter", told, counts.get("notifications", 0)),
         *_metric(
             "notification_failures_total", "counter", untold, counts.get("notification_failures", 0)

@@ -321,7 +321,7 @@ def _unpack(body: bytes) -> bytes:
     try:
         # Not `gzip.decompress`: a small body must not be able to fill the memory.
         unpacker = _unpacker()
-        plain = unpacker.decompress(body, wire.MAX_BODY_BYTES + 1)
+        plain: bytes = unpacker.decompress(body, wire.MAX_BODY_BYTES + 1)
     except (zlib.error, gzip.BadGzipFile) as error:
         raise Problem(422, f"body: is not gzip: {error}") from error
     if len(plain) > wire.MAX_BODY_BYTES:

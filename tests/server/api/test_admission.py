@@ -70,6 +70,22 @@ def test_a_run_leaves_places_for_those_that_come_later():
     asyncio.run(check())
 
 
+def test_a_run_holds_less_while_another_one_sends():
+    async def check():
+        taken = Taken(Admission(at_once=128, longest_wait=60))
+        await taken.enter(100, "greedy")
+        assert len(taken.order) == 64
+        await taken.enter(1, "honest")
+        for _ in range(60):
+            taken.admission.leave("here", "greedy")
+            await asyncio.sleep(0)
+        # From 64 down to 16, and then one for each that is done.
+        assert len(taken.order) == 65 + 12
+        await taken.end()
+
+    asyncio.run(check())
+
+
 def test_those_who_wait_take_turns_by_sender_and_run():
     async def check():
         admission = Admission(at_once=4, longest_wait=60)
