@@ -3,10 +3,11 @@
     python -m benchmarks.flood --rounds 3
     python -m benchmarks.flood --only full_speed --jobs 6
 
-64 honest ranks post every half second, as agents do, and one of them diverges. Beside them, one
-after the other and each after a round without any: `full_speed`, one run of 64 ranks that posts
-again as soon as it is answered; `tiny_runs`, 3,000 runs of one point each; `dashboards`, 50 pages
-that ask for all that a run's page shows; `half_open`, 1,000 posts whose second half never comes.
+64 honest ranks post every half second, as agents do in their first 20 seconds, and one of them
+diverges. Beside them, one after the other and each after a round without any: `full_speed`, one
+run of 64 ranks that posts again as soon as it is answered; `tiny_runs`, 3,000 runs of one point
+each; `dashboards`, 50 pages that ask for all that a run's page shows; `half_open`, 1,000 posts
+whose second half never comes.
 
 All of it is on one machine. The flood gives way to others (nice), as it would not take the server's
 processor if it came from elsewhere.
@@ -144,8 +145,10 @@ def _flood(name: str, url: str) -> Iterator[None]:
         process.wait()
 
 
-def _measure(name: str, url: str, address: tuple[str, int], jobs: int) -> dict[str, Any]:
-    options = argparse.Namespace(ranks=64, pace=10.0, interval=0.5)
+def _measure(
+    name: str, url: str, address: tuple[str, int], jobs: int, interval: float
+) -> dict[str, Any]:
+    options = argparse.Namespace(ranks=64, pace=10.0, interval=interval)
 
     async def all_jobs() -> list[tuple[Job, dict[str, float] | None]]:
         done = []
@@ -190,6 +193,7 @@ def main() -> int:
     add("--only", action="append", choices=_FLOODS, help="this flood; repeatable")
     add("--rounds", type=int, default=1, help="of all floods, each beside one without any")
     add("--jobs", type=int, default=4, help="honest jobs beside each, one after the other")
+    add("--interval", type=float, default=0.5, help="seconds between two posts of an honest rank")
     add("--database", default="sqlite", metavar="sqlite|postgresql")
     add("--json", action="store_true")
     add("--actor", choices=[*_ACTORS], help=argparse.SUPPRESS)
@@ -205,11 +209,15 @@ def main() -> int:
         server=None, pid=None, database=options.database, evaluate=True, folder=None
     ) as target:
         _fill(target.url)
-        _measure(_CALM, target.url, target.address, 1)  # everything is loaded by then
+        _measure(
+            _CALM, target.url, target.address, 1, options.interval
+        )  # everything is loaded by then
         for _ in range(options.rounds):
             for name in options.only or _FLOODS:
                 for flood in (_CALM, name):
-                    found = _measure(flood, target.url, target.address, options.jobs)
+                    found = _measure(
+                        flood, target.url, target.address, options.jobs, options.interval
+                    )
                     line = {"beside": name, "flood": flood, "load": os.getloadavg()[0], **found}
                     report.append(line)
                     if not options.json:
