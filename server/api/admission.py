@@ -4,10 +4,10 @@ A batch that was received holds one of a number of places until it is answered. 
 many as are left free, and a sender (a token, or else an address) three times that: whoever floods
 is stopped by itself, and always leaves places for those who come later (dynamic thresholds, as
 switches share a buffer between their ports). While another run sends, too, it may hold no more
-than a few: all that is under way takes the same threads, and each of one's is a wait for the
-other's. What does not find a place waits, in a queue of its
-own for each sender and, within that, for each run; they are served round-robin. What has not got a
-place after two seconds is not taken, so that the agent asks again later instead of waiting in vain.
+than a part of that: all that is under way takes the same threads, and each of one's is a wait for
+the other's. What finds no place waits, in a queue of its own for each sender and, within that, for
+each run; they are served round-robin. What would get none for more than two seconds, at the rate at
+which places become free, is not taken: the agent asks again later instead of waiting in vain.
 
 The same holds for the bytes of what is received: bodies that come slowly, or never to their end,
 fill no more than a part of the memory that there is for them.
@@ -31,12 +31,17 @@ _Key = TypeVar("_Key", bound=Hashable)
 AT_ONCE = 128
 """Places. One run alone may hold half of them: as many as are stored in one transaction."""
 
-AMONG_OTHERS = 16
+AMONG_OTHERS = 32
 """Places that a run may hold while others send, too: with fewer, less is stored at once, and
 storing costs more; with more, the others wait longer for each of theirs."""
 
 LONGEST_WAIT_S = 2.0
-"""For a place. An agent waits for an answer for 3 s, and storing takes its time, too."""
+"""For a place, as far as can be foreseen. An agent waits for an answer for 3 s, and storing takes
+its time, too."""
+
+LONGEST_STALL_S = 10.0
+"""For a place, where nothing could be foreseen: a disk or a machine that does nothing for a while.
+What waits is stored once it goes on, also where the agent has asked again meanwhile."""
 
 MAX_BYTES = 256 * 2**20
 """Of bodies under way: eight of the largest there may be, and of the usual ones 100,000."""
@@ -48,10 +53,11 @@ _SENDER_SHARE = 3
 _MAX_WAITING = 8192
 # For how long a run counts as one that sends: agents send every four seconds.
 _SENDS_S = 5.0
-# Seconds over which the rate is averaged at which places become free.
-_RATE_S = 2.0
-# When to ask again, seconds. At most what an agent's spool can bridge without anybody noticing.
-_SOONEST_S, _LATEST_S = 1.0, 15.0
+# Seconds over which the rate is averaged at which places become free while others wait for them,
+# and how many at least it takes to know it.
+_RATE_S, _FEWEST = 30.0, 20
+# When to ask again, seconds. At most as often as agents send anyway, about.
+_SOONEST_S, _LATEST_S = 1.0, 8.0
 
 
 class Busy(Exception):
@@ -79,7 +85,8 @@ class Admission:
 
     Args:
         at_once: places.
-        longest_wait: seconds that a batch waits for one.
+        longest_wait: seconds that a batch waits for one, by what can be foreseen.
+        longest_stall: seconds that it waits in no case.
         max_bytes: of bodies that are being received, or wait, or are stored.
 
     Attributes:
@@ -91,13 +98,15 @@ class Admission:
         *,
         at_once: int = AT_ONCE,
         longest_wait: float = LONGEST_WAIT_S,
+        longest_stall: float = LONGEST_STALL_S,
         max_bytes: int = MAX_BYTES,
     ) -> None:
         self.refused = 0
         self._free = at_once
         # The two runs that sent last, and when, the last one first.
-        self._last = self._before = ("", ""), -math.inf
+        self._last = self._before = "", -math.inf
         self._longest_wait = longest_wait
+        self._longest_stall = longest_stall
         self._runs: Counter[tuple[str, str]] = Counter()
         self._senders: Counter[str] = Counter()
         # Sender -> run -> those that wait; whoever is next in turn comes first.
@@ -105,9 +114,10 @@ class Admission:
         self._waiting = 0
         self._free_bytes = max_bytes
         self._bytes: Counter[str] = Counter()
-        # Places that became free, of the last seconds the most; and when that was counted last.
-        self._left = 0.0
-        self._left_at = time.monotonic()
+        # Places that became free while others waited, and the seconds that took, of the last ones
+        # the most; and since when the next one is waited for.
+        self._left, self._took = 0.0, 0.0
+        self._since = 0.0
 
     @property
     def under_way(self) -> int:
@@ -131,9 +141,9 @@ class Admission:
             Busy: there was none in time.
         """
         if run:
-            if self._last[0] != (sender, run):
+            if self._last[0] != run:
                 self._before = self._last
-            self._last = (sender, run), time.monotonic()
+            self._last = run, time.monotonic()
         if self._fits(sender, run):
             self._take(sender, run)
         else:
@@ -141,9 +151,12 @@ class Admission:
 
     def leave(self, sender: str, run: str) -> None:
         """A batch has been answered: those whose turn it is take its place."""
-        now = time.monotonic()
-        self._left = self._left * math.exp((self._left_at - now) / _RATE_S) + 1
-        self._left_at = now
+        if self._waiting:
+            now = time.monotonic()
+            took = now - self._since
+            kept = math.exp(-took / _RATE_S)
+            self._left, self._took = self._left * kept + 1, self._took * kept + took
+            self._since = now
         self._free += 1
         _less(self._runs, (sender, run))
         _less(self._senders, sender)
@@ -160,7 +173,7 @@ class Admission:
         """
         left, held = self._free_bytes - size, self._bytes[sender]
         if left < 0 or (held and held + size > left):
-            raise self._busy("too much is being sent at once", self._waiting)
+            raise self._busy("too much is being sent at once", _SOONEST_S)
         self._free_bytes = left
         self._bytes[sender] += size
 
@@ -178,7 +191,7 @@ class Admission:
         held = self._runs[sender, run]
         if held < AMONG_OTHERS:
             return held < self._free
-        other = self._before if self._last[0] == (sender, run) else self._last
+        other = self._before if self._last[0] == run else self._last
         return held < self._free and time.monotonic() - other[1] > _SENDS_S
 
     def _take(self, sender: str, run: str) -> None:
@@ -188,12 +201,17 @@ class Admission:
 
     async def _wait(self, sender: str, run: str) -> None:
         if self._waiting >= _MAX_WAITING:
-            raise self._busy("too many batches wait", self._waiting)
+            raise self._busy("too many batches wait", _LATEST_S)
+        seconds = self._foreseen(sender, run)
+        if seconds > self._longest_wait:
+            raise self._busy("more comes than can be stored", seconds)
+        if not self._waiting:
+            self._since = time.monotonic()
         loop = asyncio.get_running_loop()
         one = _Waiting(sender, run, loop.create_future())
         self._queues.setdefault(sender, OrderedDict()).setdefault(run, deque()).append(one)
         self._waiting += 1
-        late = loop.call_later(self._longest_wait, self._late, one)
+        late = loop.call_later(self._longest_stall, self._late, one)
         try:
             await one.admitted
         except asyncio.CancelledError:
@@ -207,12 +225,8 @@ class Admission:
 
     def _late(self, one: _Waiting) -> None:
         if not one.admitted.done():
-            runs = self._queues[one.sender]
-            # Before its last one is let in, one of each other has been, too.
-            before = len(runs[one.run]) * len(runs) * len(self._queues)
             self._forget(one)
-            error = self._busy("more comes than can be stored", before)
-            one.admitted.set_exception(error)
+            one.admitted.set_exception(self._busy("nothing can be stored at the moment", _LATEST_S))
 
     def _next(self) -> _Waiting | None:
         """Whose turn it is, among those that do not hold too much; no longer waiting then."""
@@ -243,11 +257,17 @@ class Admission:
             if not runs:
                 del self._queues[one.sender]
 
-    def _busy(self, why: str, before: int) -> Busy:
-        """Has somebody come again after so many others have been let in."""
+    def _foreseen(self, sender: str, run: str) -> float:
+        """Seconds until one more of a run would get a place; 0 where that is not known."""
+        if self._left < _FEWEST or not self._took:
+            return 0.0
+        runs = self._queues.get(sender, {})
+        # Each time one of its own is let in, one of each other may be, too.
+        before = (len(runs.get(run, ())) + 1) * max(len(runs), 1) * max(len(self._queues), 1)
+        return min(before, self._waiting + 1) * self._took / self._left
+
+    def _busy(self, why: str, seconds: float) -> Busy:
         self.refused += 1
-        rate = self._left * math.exp((self._left_at - time.monotonic()) / _RATE_S) / _RATE_S
-        seconds = min(before, self._waiting + 1) / rate if rate > 0 else _LATEST_S
         seconds = min(max(seconds, _SOONEST_S), _LATEST_S)
         # Whoever is sent away together must not come back together.
         return Busy(why, math.ceil(seconds * random.uniform(1.0, 2.0)))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from anyio import to_thread
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
+from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from rankscope.server.api import threads
 from rankscope.server.api.admission import Admission
 from rankscope.server.api.deps import Database
 from rankscope.server.api.problems import Problem
@@ -30,12 +33,19 @@ async def healthz() -> dict[str, str]:
 
 
 @router.get("/readyz")
-def readyz(request: Request, engine: Database) -> dict[str, str]:
+async def readyz(request: Request, engine: Database) -> dict[str, str]:
     """The database answers, takes what is written, has the right schema, and all threads are there.
 
     One that has ended unexpectedly is started again; the server is not ready until then. Whether
     the database takes anything is tried where the last batches could not be stored.
     """
+    # Whoever takes a server out of service for no answer does not mean that many pages are open.
+    thread = threads.own(request.app.state, "health", 1)
+    await to_thread.run_sync(_check, engine, request.app.state.health, limiter=thread)
+    return {"status": "ready"}
+
+
+def _check(engine: Engine, state: Health) -> None:
     try:
         have = migrate.current(engine)
     except SQLAlchemyError as error:
@@ -44,7 +54,6 @@ def readyz(request: Request, engine: Database) -> dict[str, str]:
         raise Problem(
             503, f"the database has schema {have}, not {migrate.head()}: rankscope db upgrade"
         )
-    state: Health = request.app.state.health
     if state.unwritable:
         try:
             touch(engine)
@@ -60,7 +69,6 @@ def readyz(request: Request, engine: Database) -> dict[str, str]:
         raise Problem(
             503, f"part of the server has ended and is started again: {what}", missing=[*missing]
         )
-    return {"status": "ready"}
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

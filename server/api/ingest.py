@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rankscope.agent import wire
+from rankscope.server.api import threads
 from rankscope.server.api.admission import Admission, Busy
 from rankscope.server.api.guard import TOKEN
 from rankscope.server.api.models import Accepted
@@ -167,25 +168,24 @@ async def _admitted(
     # Before it is decoded, which is most of the work of this thread.
     named = body.run(packed) if kind.startswith(wire.CONTENT_TYPE) else None
     admission: Admission = state.admission
+    decoding = threads.own(state, "decoding", _DECODED_AT_ONCE)
     # Those of new runs are one: else who makes many runs would get as many parts.
     flow = named if named is not None and state.writer.knows(named) else ""
     await admission.enter(body.sender, flow)
     try:
         if packed:
-            await body.unpack(_limiter(state))
+            await body.unpack(decoding)
         if len(body.data) > _LARGE or "json" in kind:
             # What takes long must not hold up all others.
             # A few at a time: each may take a hundred megabytes while it is decoded.
-            batch = await to_thread.run_sync(_decode, kind, body.data, limiter=_limiter(state))
+            batch = await to_thread.run_sync(_decode, kind, body.data, limiter=decoding)
         else:
             batch = _decode(kind, body.data)
         if named is not None and batch.run != named:
             raise wire.WireError("run", "is given twice")
         if token is not None:
             # Not by the threads that readers have.
-            await to_thread.run_sync(
-                _check_project, state.engine, batch, token, limiter=_limiter(state)
-            )
+            await to_thread.run_sync(_check_project, state.engine, batch, token, limiter=decoding)
         answer: wire.Answer = await state.writer.store(batch)
         return batch, answer
     finally:
@@ -292,14 +292,6 @@ def _check_project(engine: Engine, batch: wire.Batch, token: Token) -> None:
         f"token {token.name!r} may not write to a run {batch.run!r} of project {batch.project!r}: "
         f"a run has one project, and the name may be another's{bound}",
     )
-
-
-def _limiter(state: State) -> CapacityLimiter:
-    """That of an application, which belongs to its event loop."""
-    if not hasattr(state, "decoding"):
-        state.decoding = CapacityLimiter(_DECODED_AT_ONCE)
-    limiter: CapacityLimiter = state.decoding
-    return limiter
 
 
 def _decode(content_type: str, body: bytes) -> wire.Batch:

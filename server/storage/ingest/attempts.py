@@ -301,10 +301,8 @@ class Attempts:
     def _number(self, batch: wire.Batch) -> int:
         """Number of a new attempt: after those that began before it, as far as clocks show.
 
-        What the server has heard first began first, unless a clock says otherwise that can be
-        trusted: one that runs since the machine's boot. A clock that is set may be set back, and a
-        rank that is restarted then comes before the dead one by it; so it counts only between
-        processes that report no other.
+        What was heard first began first, unless a clock says otherwise that nobody sets, back for
+        example; one that may be set counts only between processes that report no other.
         """
         processes = self._by_rank[batch.rank]
         at_least = batch.attempt or 0

@@ -27,8 +27,9 @@ _MAX_BATCHES = 256
 # How long one should take, seconds: many times what a disk takes to commit it, and too short to be
 # noticed by an agent.
 _SHOULD_TAKE_S = 0.1
-# What storing costs, seconds of one core of a small cloud machine, on SQLite: each run of which
-# there are batches in a transaction, more if it is new, each batch, fingerprint, and point.
+# What storing costs, seconds of one core of a small cloud machine, on SQLite: each transaction,
+# each run of which there are batches in it, more if it is new, each batch, fingerprint, and point.
+_COMMIT_S = 2e-3
 _RUN_S, _NEW_RUN_S, _BATCH_S, _FINGERPRINT_S, _POINT_S = 8e-4, 2e-3, 1e-4, 1e-4, 5e-8
 # How many times as long it takes here is measured on the way: about the mean of ten transactions.
 _GAIN = 0.1
@@ -141,10 +142,10 @@ class Writer:
             group: list[_Waiting] = []
             runs: set[str] = set()
             served: set[str] = set()
-            left = _SHOULD_TAKE_S / self._slowness
+            left = _SHOULD_TAKE_S / self._slowness - _COMMIT_S
             # How much of the time each has had; who has had least is next.
             turns = [(0.0, n, flow) for n, flow in enumerate(self._queues)]
-            while turns and len(group) < _MAX_BATCHES and left > 0:
+            while turns and len(group) < _MAX_BATCHES and (left > 0 or not group):
                 spent, n, flow = turns[0]
                 queue = self._queues[flow]
                 one = queue.popleft()
@@ -206,7 +207,7 @@ class Writer:
             self._known.forget()
             raise
         runs: set[str] = set()
-        expected = sum(self._cost(one.batch, runs) for one in group)
+        expected = _COMMIT_S + sum(self._cost(one.batch, runs) for one in group)
         self._slowness += _GAIN * ((time.monotonic() - began) / expected - self._slowness)
         for run in runs:
             self._stored[run] = None
