@@ -9,7 +9,6 @@ import json
 import resource
 import signal
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -44,9 +43,6 @@ UNREACHABLE, UNKNOWN_RUN = client.UNREACHABLE, client.UNKNOWN_RUN
 _FILES = 65_536
 # With fewer it is told: the largest jobs that were tried on one server have 1,024 ranks.
 _FEW_FILES = 2048
-# Of the interpreter's threads, seconds: a tenth of Python's own setting. Shorter ones cost more
-# than they save: a turn begins with some 50 microseconds of waking up.
-_TURN_S = 0.0005
 # Of the server's own: the database's connections, mostly.
 _OWN_FILES = 200
 
@@ -204,9 +200,6 @@ def _listen(settings: Settings, listener: socket.socket, started: Callable[[], N
             app.state.run_events.stopping.set()
             super().handle_exit(sig, frame)
 
-    # Whoever answers a query holds Python's lock for so long before others get a turn, and the
-    # threads that take batches and store them need it some fifty times for each transaction.
-    sys.setswitchinterval(_TURN_S)
     app = create_app(settings)
     config = uvicorn.Config(
         app,
