@@ -22,7 +22,7 @@ import math
 import random
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -261,7 +261,7 @@ class Admission:
         """Seconds until one more of a run would get a place; 0 where that is not known."""
         if self._left < _FEWEST or not self._took:
             return 0.0
-        runs = self._queues.get(sender, {})
+        runs: Mapping[str, deque[_Waiting]] = self._queues.get(sender, {})
         # Each time one of its own is let in, one of each other may be, too.
         before = (len(runs.get(run, ())) + 1) * max(len(runs), 1) * max(len(self._queues), 1)
         return min(before, self._waiting + 1) * self._took / self._left
