@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from anyio import CapacityLimiter, to_thread
+from anyio import to_thread
 from fastapi import APIRouter, Request
 from sqlalchemy import Engine
 from starlette.datastructures import State
@@ -173,14 +173,12 @@ async def _admitted(
     flow = named if named is not None and state.writer.knows(named) else ""
     await admission.enter(body.sender, flow)
     try:
-        if packed:
-            await body.unpack(decoding)
-        if len(body.data) > _LARGE or "json" in kind:
+        if packed or len(body.data) > _LARGE or "json" in kind:
             # What takes long must not hold up all others.
             # A few at a time: each may take a hundred megabytes while it is decoded.
-            batch = await to_thread.run_sync(_decode, kind, body.data, limiter=decoding)
+            batch = await to_thread.run_sync(_decode, kind, body.data, packed, limiter=decoding)
         else:
-            batch = _decode(kind, body.data)
+            batch = _decode(kind, body.data, packed)
         if named is not None and batch.run != named:
             raise wire.WireError("run", "is given twice")
         if token is not None:
@@ -197,7 +195,7 @@ class _Body:
 
     Attributes:
         sender: whose it is.
-        data: what was received, and then, what was packed in it.
+        data: what was received.
     """
 
     def __init__(self, receive: Receive, admission: Admission, sender: str) -> None:
@@ -240,16 +238,6 @@ class _Body:
         with contextlib.suppress(zlib.error):
             return wire.run_of(_unpacker().decompress(self.data, _FIRST_BYTES))
         return None
-
-    async def unpack(self, limiter: CapacityLimiter) -> None:
-        """Replaces the packed bytes by what is in them.
-
-        Raises:
-            Busy: there is no room for it.
-            Problem: they are no gzip, or too much.
-        """
-        self.data = await to_thread.run_sync(_unpack, self.data, limiter=limiter)
-        self._hold(len(self.data))
 
     def let_go(self) -> None:
         """Nothing of it is needed any more."""
@@ -294,7 +282,9 @@ def _check_project(engine: Engine, batch: wire.Batch, token: Token) -> None:
     )
 
 
-def _decode(content_type: str, body: bytes) -> wire.Batch:
+def _decode(content_type: str, body: bytes, packed: bool) -> wire.Batch:
+    if packed:
+        body = _unpack(body)
     kind = content_type.partition(";")[0].strip().lower()
     if kind in (wire.CONTENT_TYPE, "application/x-msgpack", "application/octet-stream"):
         return wire.decode(body)
