@@ -13,12 +13,13 @@ ARGS ?=
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-stacks check fix demo faultlab drawn bench docs screenshot clean
+.PHONY: help install test test-stacks check fix demo faultlab drawn chaos bench docs screenshot clean
 
 help:
 	@echo "make demo        train on 4 ranks, break one, watch Rankscope find it; ARGS=\"--list-faults\""
 	@echo "make faultlab    break trainings in every known way and score what is said; ARGS=\"--list\""
 	@echo "make drawn       draw trainings and faults by chance, score what is said; ARGS=\"run FOLDER\""
+	@echo "make chaos       kill, stop, cut off and fill up servers; ARGS=\"--rounds 200\""
 	@echo "make bench       speed and size, beside other trackers; ARGS=\"--quick\" or \"--peers none\""
 	@echo "make corpus      train small models, healthy and broken, judge them; ARGS=\"--seeds 0 1\""
 	@echo "make test        the whole test suite; ARGS=\"tests/wire -x\" goes to pytest; WORKERS=2"
@@ -80,6 +81,9 @@ faultlab: $(STAMP)
 
 drawn: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.lab.drawn $(ARGS)
+
+chaos: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.lab.chaos $(ARGS)
 
 bench: $(STAMP)
 	@$(BIN)/python -m benchmarks.run $(ARGS)

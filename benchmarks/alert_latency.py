@@ -33,13 +33,25 @@ from rankscope.agent import wire
 _TENSORS = 60
 
 
-class _Line:
+class Busy(Exception):
+    """The server asks to be asked again later.
+
+    Attributes:
+        seconds: when.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"busy, again in {seconds:.0f} s")
+        self.seconds = seconds
+
+
+class Line:
     """A kept connection that is asked one thing at a time."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = address
 
-    async def __aenter__(self) -> _Line:
+    async def __aenter__(self) -> Line:
         self._reader, self._writer = await asyncio.open_connection(*self._address)
         return self
 
@@ -50,13 +62,16 @@ class _Line:
 
     async def ask(self, method: str, path: str, body: bytes = b"") -> Any:
         head = (
-            f"{method} /api/v1{path} HTTP/1.1\r\nHost: bench\r\n"
+            f"{method} /api/v1{path} HTTP/1.1\r\nHost: localhost\r\n"
             f"Content-Type: {wire.CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         self._writer.write(head.encode() + body)
         answer = await self._reader.readuntil(b"\r\n\r\n")
         length = int(answer.lower().split(b"content-length:")[1].split(b"\r\n")[0])
         text = await self._reader.readexactly(length)
+        if answer.startswith(b"HTTP/1.1 429"):
+            after = answer.lower().split(b"retry-after:")[1].split(b"\r\n")[0]
+            raise Busy(float(after))
         if not answer.startswith(b"HTTP/1.1 200"):
             if answer.startswith(b"HTTP/1.1 404") and method == "GET":
                 return {"items": []}
@@ -64,11 +79,15 @@ class _Line:
         return json.loads(text)
 
 
-class _Job:
+class Job:
     """One run.
 
     Args:
         bad: the step from which one rank differs.
+
+    Attributes:
+        latency_s: of each post, from when it was due to its acceptance.
+        refused: posts that the server would not take at the time.
     """
 
     def __init__(self, options: argparse.Namespace, address: tuple[str, int], bad: int) -> None:
@@ -79,6 +98,8 @@ class _Job:
         self._faulty_rank = random.randrange(options.ranks)
         self._over = asyncio.Event()
         self._stored_at: list[float] = []
+        self.latency_s: list[float] = []
+        self.refused = 0
         names = tuple(f"layers.{n}.weight" for n in range(_TENSORS))
         self._hello = wire.Hello(
             started_at=time.time(),
@@ -109,7 +130,7 @@ class _Job:
         }
 
     async def _watch(self) -> tuple[float, float]:
-        async with _Line(self._address) as line:
+        async with Line(self._address) as line:
             while True:
                 items = (await line.ask("GET", f"/runs/{self.run}/alerts?state=open"))["items"]
                 for alert in items:
@@ -122,7 +143,7 @@ class _Job:
         pace, interval = self._options.pace, self._options.interval
         session, seq, first = uuid.uuid4().hex[:16], 0, 0
         tick = self._start + random.random() * interval
-        async with _Line(self._address) as line:
+        async with Line(self._address) as line:
             while not self._over.is_set():
                 due = tick if interval else self._start + (first + 1) / pace
                 await asyncio.sleep(max(due - time.time(), 0))
@@ -132,10 +153,20 @@ class _Job:
                 if end <= first:
                     continue
                 batch = self._batch(rank, session, seq, first, end)
-                await line.ask("POST", "/ingest", wire.encode(batch))
+                await self._post(line, wire.encode(batch))
+                self.latency_s.append(time.time() - max(due, self._start))
                 if first <= self._bad < end:
                     self._stored_at.append(time.time())
                 first, seq = end, seq + 1
+
+    async def _post(self, line: Line, body: bytes) -> None:
+        while True:
+            try:
+                await line.ask("POST", "/ingest", body)
+                return
+            except Busy as busy:
+                self.refused += 1
+                await asyncio.sleep(busy.seconds)
 
     def _batch(self, rank: int, session: str, seq: int, first: int, end: int) -> wire.Batch:
         steps = np.arange(first, end)
@@ -171,7 +202,7 @@ async def _measure(options: argparse.Namespace, address: tuple[str, int]) -> lis
         # Not always the same place between two ticks of the server.
         await asyncio.sleep(random.random() * 0.3)
         bad = options.bad_step + random.randrange(5)
-        found.append(await _Job(options, address, bad).measure())
+        found.append(await Job(options, address, bad).measure())
     return found
 
 

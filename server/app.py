@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from anyio import to_thread
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import HTMLResponse
 from starlette.datastructures import MutableHeaders
@@ -28,6 +29,7 @@ from rankscope.server.api import (
     stream,
     verdict,
 )
+from rankscope.server.api.admission import Admission
 from rankscope.server.api.guard import COOKIE, Guard
 from rankscope.server.dashboard_data import DatabaseSource
 from rankscope.server.health import Health
@@ -40,6 +42,11 @@ from rankscope.server.storage.database.engine import open_engine
 from rankscope.server.storage.ingest.writer import Writer
 
 _INGEST = ("/api/v1/ingest", "POST")
+# Pages and queries that are answered at a time. Python runs one thread of a process: each more is
+# one more that the thread which takes batches has to wait for, again and again.
+_READERS = 2
+# Requests that wait for these: those behind them would be given up before they are answered.
+_MAX_ASKED = 1000
 _RAW_SECURITY_HEADERS = [
     (name.lower().encode(), value.encode()) for name, value in pages.SECURITY_HEADERS.items()
 ]
@@ -65,6 +72,8 @@ def create_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         migrate.upgrade(engine)
+        # What has a route that is no coroutine: what is asked for with GET, nearly all of it.
+        to_thread.current_default_thread_limiter().total_tokens = _READERS
         run_events: RunEvents = app.state.run_events
         app.state.writer.start()
         messenger = Messenger(engine, run_events, app.state.health)
@@ -91,6 +100,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.engine = engine
     app.state.given = settings.detectors
     app.state.health = Health()
+    app.state.admission = Admission()
     app.state.writer = Writer(engine, app.state.health)
     app.state.run_events = RunEvents()
     app.state.counters = Counters()
@@ -126,6 +136,14 @@ class _Application(FastAPI):
     async def let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request that the guard lets through."""
         if scope["type"] != "http" or (scope["path"], scope["method"]) != _INGEST:
+            readers = to_thread.current_default_thread_limiter()
+            if scope["type"] == "http" and readers.statistics().tasks_waiting >= _MAX_ASKED:
+                text = f"{_MAX_ASKED} requests wait to be answered: ask again later"
+                answer = problems.answer(
+                    429, text, instance=scope["path"], headers=dict(problems.RETRY_LATER)
+                )
+                await answer(scope, receive, send)
+                return
             await super().__call__(scope, receive, send)
             return
         await ingest.directly(

@@ -6,6 +6,7 @@ import argparse
 import errno
 import ipaddress
 import json
+import resource
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -18,7 +19,14 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rankscope.server.app import create_app
 from rankscope.server.commands import client
-from rankscope.server.commands.database import add_url, database_text, file_text
+from rankscope.server.commands.database import (
+    add_url,
+    age,
+    database_text,
+    file_text,
+    of_project,
+    size,
+)
 from rankscope.server.detectors.wording import listing, ranks
 from rankscope.server.evaluation.detector_settings import Given, read_file
 from rankscope.server.processes import supervisor
@@ -26,9 +34,17 @@ from rankscope.server.settings import Settings, default_database
 from rankscope.server.storage.access import tokens
 from rankscope.server.storage.database import migrate
 from rankscope.server.storage.database.engine import open_engine, reading
+from rankscope.server.storage.maintenance.retention import Retention
 
 OK, FAILED, USAGE = client.OK, client.FAILED, client.USAGE
 UNREACHABLE, UNKNOWN_RUN = client.UNREACHABLE, client.UNKNOWN_RUN
+
+# Connections beyond these would need several servers; some programs look at each number there is.
+_FILES = 65_536
+# With fewer it is told: the largest jobs that were tried on one server have 1,024 ranks.
+_FEW_FILES = 2048
+# Of the server's own: the database's connections, mostly.
+_OWN_FILES = 200
 
 
 def serve(argv: Sequence[str]) -> int:
@@ -68,6 +84,24 @@ def serve(argv: Sequence[str]) -> int:
         help="name, besides localhost, by which a proxy on this machine calls the server; may be "
         "given several times",
     )
+    parser.add_argument(
+        "--keep",
+        action="append",
+        default=[],
+        type=of_project(age),
+        metavar="[PROJECT=]AGE",
+        help="delete runs that have ended and that nothing was heard of for so long, for example "
+        "90d; may be given for several projects, and once for all others",
+    )
+    parser.add_argument(
+        "--keep-size",
+        action="append",
+        default=[],
+        type=of_project(size),
+        metavar="[PROJECT=]SIZE",
+        help="delete the oldest runs that have ended where a project has more than this, for "
+        "example 50GB; likewise",
+    )
     options = parser.parse_args(argv)
     loopback = _is_loopback(options.host)
     try:
@@ -80,6 +114,7 @@ def serve(argv: Sequence[str]) -> int:
             background="process" if options.workers == 1 else "threads",
             detectors=read_file(options.detectors) if options.detectors else Given(),
             public_url=options.public_url,
+            retention=Retention(dict(options.keep), dict(options.keep_size)),
             hosts=tuple(name.lower() for name in options.allowed_host) if loopback else None,
         )
     except ValueError as error:
@@ -102,6 +137,7 @@ def serve(argv: Sequence[str]) -> int:
             "they are. Make a token first (`rankscope token create NAME`, with the same --db), or "
             "say --no-authentication"
         )
+    _open_files()
     listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -124,6 +160,24 @@ def serve(argv: Sequence[str]) -> int:
         return supervisor.supervise(settings, listener, _listen, started)
     finally:
         listener.close()
+
+
+def _open_files() -> None:
+    """Takes as many open files as the system lets a process have, and warns where they are few.
+
+    Each rank keeps a connection open, which is a file; systems begin with 1,024.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    if soft != resource.RLIM_INFINITY and soft < _FEW_FILES:
+        client.complain(
+            f"this process may open {soft} files, which is enough for about "
+            f"{max(soft - _OWN_FILES, 0)} ranks and pages at a time: raise the limit for more "
+            "(`ulimit -n`, or LimitNOFILE= of systemd)"
+        )
 
 
 def _is_loopback(host: str) -> bool:

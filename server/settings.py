@@ -13,6 +13,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from rankscope.server.evaluation.detector_settings import Given
+from rankscope.server.storage.maintenance.retention import Retention
 
 BACKENDS = ("sqlite", "postgresql")
 # Addresses to listen on that are no names of the machine.
@@ -30,6 +31,7 @@ class Settings:
         background: where it does so, and compacts: in a process of its own, or in `threads`.
         detectors: what the file of `--detectors` sets.
         public_url: where people reach the server; empty: at its host and port.
+        retention: how long runs are kept, and how much of them.
         hosts: names besides localhost that requests may call the server by; None: any.
     """
 
@@ -41,6 +43,7 @@ class Settings:
     background: Literal["process", "threads"] = "threads"
     detectors: Given = field(default_factory=Given)
     public_url: str = ""
+    retention: Retention = field(default_factory=Retention)
     hosts: tuple[str, ...] | None = None
 
     @property

@@ -32,6 +32,10 @@ from rankscope.agent.delivery.uploader import UploaderSupervisor
 _HELLOS_REFUSED = 2
 _RESTART_SECONDS = 60.0
 
+# Whoever was sent away together must not come back together: later than asked for, by up to this
+# part of the time.
+_LATER = 0.5
+
 # Never the generator of the module `random`: its state belongs to the trainer.
 _jitter = random.Random()
 
@@ -125,6 +129,7 @@ class Delivery:
         self._heard_at = float("-inf")
         self._failures_in_row = 0
         self._hellos_refused = 0
+        self._busy = False
         self._retry_at = self._asked_until = 0.0
         self._accepted = self._posts = self._failures = self._sent_bytes = 0
 
@@ -159,6 +164,11 @@ class Delivery:
     def away(self) -> bool:
         """Whether the last request failed, or there is no server by choice."""
         return self._client is None or self._failures_in_row > 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether the last request was not taken because the server has too much to do."""
+        return self._busy and self.away
 
     @property
     def next_try(self) -> float:
@@ -361,6 +371,7 @@ class Delivery:
     def _back_off(self, outcome: Away) -> None:
         self._failures += 1
         self._failures_in_row += 1
+        self._busy = outcome.busy
         pause = self._pace.longest_backoff
         if not outcome.misdirected:
             # The exponent is bounded, or it overflows after some days without a server.
@@ -370,9 +381,10 @@ class Delivery:
         pause *= _jitter.uniform(0.5, 1.0)
         now = time.monotonic()
         if outcome.retry_after is not None:
-            self._asked_until = now + outcome.retry_after
-            pause = max(pause, outcome.retry_after)
+            asked = outcome.retry_after * _jitter.uniform(1.0, 1.0 + _LATER)
+            self._asked_until = now + asked
+            pause = max(pause, asked)
         self._retry_at = now + pause
         # What a person has to put right does not pass by itself: a short run would end unreported.
         if outcome.misdirected or self._failures_in_row >= self._pace.failures_reported:
-            self._report("away", outcome.why)
+            self._report("busy" if outcome.busy else "away", outcome.why)

@@ -14,9 +14,9 @@ from rankscope.agent.options import Options
 _log = logging.getLogger("rankscope")
 
 # For the page of the run, once the server is there: they explain what is missing there.
-_ON_THE_PAGE = ("away", "refused", "too_large")
+_ON_THE_PAGE = ("away", "busy", "refused", "too_large")
 # What all ranks of a node see in the same way, one of them reports.
-_OF_THE_NODE = ("away", "left")
+_OF_THE_NODE = ("away", "busy", "left")
 _LONGEST_TEXT = 1000
 
 
@@ -63,6 +63,11 @@ class Diagnostics:
             text = (
                 f"the server {self._options.server} is away ({text}). Training goes on; batches "
                 f"wait in {self._options.spool} until it is back, or for `rankscope sync`"
+            )
+        if kind == "busy":
+            text = (
+                f"the server {self._options.server} is busy ({text}). Training goes on; batches "
+                f"wait in {self._options.spool} and are sent when it has time for them"
             )
         if kind in _OF_THE_NODE and identity.local_rank != 0:
             _log.info("rank %d: %s", identity.rank, text)

@@ -43,12 +43,14 @@ class Away:
         retry_after: seconds that the server asks for, if it does.
         misdirected: a person has to do something first, so that hurry is of no use.
         this_batch: batches of other runs may be taken nevertheless.
+        busy: the server is there, and has too much to do at the moment.
     """
 
     why: str
     retry_after: float | None = None
     misdirected: bool = False
     this_batch: bool = False
+    busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,8 @@ def outcome_of(reply: Reply | NoReply) -> Outcome:
             return Refused(why)
         # A proxy in between knows nothing of the batch: nothing is lost for what it says.
         return Away(why, misdirected=True, this_batch=True)
-    return Away(why, retry_after=_retry_after(reply.retry_after))
+    busy = status == HTTPStatus.TOO_MANY_REQUESTS
+    return Away(why, retry_after=_retry_after(reply.retry_after), busy=busy)
 
 
 def _answer(text: bytes) -> wire.Answer | None:

@@ -297,11 +297,14 @@ class Sender:
         self._delivery.run(self._next_batch)
 
     def _until_next_batch(self, now: float) -> float:
-        if self._delivery.away:
-            return self._pace.batch_away
         requested = self._delivery.dense_until
         dense = requested is not None and requested > self._batches.through_step
-        if dense or not self._going_on or now - self._began < self._pace.steady_after:
+        often = dense or not self._going_on or now - self._began < self._pace.steady_after
+        if self._delivery.away:
+            # A server that is busy gets no more batches than one that is not.
+            longer = not often and self._delivery.busy
+            return self._pace.steady_batch if longer else self._pace.batch_away
+        if often:
             return self._pace.batch
         # All ranks of a host at the same moments: they wait for each other, so that one step is
         # longer for all of their batches and not a step for each (Jones et al., "Improving the

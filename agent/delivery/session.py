@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from rankscope.agent.delivery.records import Records
@@ -70,6 +71,8 @@ class Session:
         self._tables: dict[str, TensorTable] = {}
         self._hello = Hello(
             started_at=time.time(),
+            boot=_boot(),
+            steady=_since_boot(),
             host=socket.gethostname(),
             pid=os.getpid(),
             local_rank=identity.local_rank,
@@ -138,3 +141,16 @@ class Session:
     def _phase(self) -> str:
         owner = None if self._owner is None else self._owner()
         return "start" if owner is None else owner.phase
+
+
+def _boot() -> str:
+    """What tells this boot of the machine from others; empty where the system does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()[:64]
+    except (OSError, ValueError):
+        return ""
+
+
+def _since_boot() -> float:
+    """Seconds since the machine's boot, those in which it was suspended among them."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

@@ -52,6 +52,7 @@ from rankscope.agent.wire.names import (
     SEVERITIES,
     STAGES,
 )
+from rankscope.agent.wire.peek import run_of
 from rankscope.agent.wire.plain import number_to_json, numbers_to_json
 from rankscope.agent.wire.rows import columns_of, in_columns
 
@@ -96,6 +97,7 @@ __all__ = [
     "limits",
     "number_to_json",
     "numbers_to_json",
+    "run_of",
     "table_to_json",
     "to_json",
 ]

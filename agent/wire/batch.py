@@ -61,6 +61,8 @@ class Hello:
         tables: tensor tables by name; a fingerprint names the one it describes.
         config: facts and options, JSON-able, that a person wants to see beside the run.
         heartbeat_seconds: how often this process promises to be heard of.
+        boot: of the machine, since which `steady` counts; empty where it is not said.
+        steady: seconds since the machine's boot at `started_at`, by a clock that nobody sets.
     """
 
     started_at: float
@@ -72,6 +74,8 @@ class Hello:
     heartbeat_seconds: float = 5.0
     tables: Mapping[str, TensorTable] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+    boot: str = ""
+    steady: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

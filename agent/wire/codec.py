@@ -229,6 +229,7 @@ def _to_plain(batch: Batch, pack: Any, pack_steps: Any) -> dict[str, Any]:
             "launcher": h.launcher,
             "wrapper": h.wrapper,
             "heartbeat_seconds": h.heartbeat_seconds,
+            **({"boot": h.boot, "steady": h.steady} if h.boot else {}),
             "config": to_plain(h.config),
             "tables": {name: table_to_json(t) for name, t in h.tables.items()},
         }
@@ -421,6 +422,8 @@ def _hello(fields: Mapping[str, Any]) -> Hello:
         heartbeat_seconds=real_of(
             fields, "heartbeat_seconds", 5.0, "hello", minimum=0.0, most=limits.HEARTBEAT.most
         ),
+        boot=text_of(fields, "boot", "", "hello", limit=limits.LABEL),
+        steady=real_of(fields, "steady", 0.0, "hello"),
         tables=tables,
         config=config,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgpack
 import numpy as np
 from fastapi import Request, Response
 
-from rankscope.agent.wire import Int64
+from rankscope.agent.wire import Int64, numbers_to_json
 from rankscope.server.storage.database.packing import pack
 from rankscope.server.storage.maintenance.rollups import narrowed
 from rankscope.server.storage.reading.series import RankSeries
@@ -48,6 +49,21 @@ def answer(request: Request, body: bytes, media_type: str, headers: Mapping[str,
             body = gzip.compress(body, 1)
             more["Content-Encoding"] = "gzip"
     return Response(body, media_type=media_type, headers=more)
+
+
+def json_series(metric: str, found: Sequence[RankSeries]) -> bytes:
+    """Series as JSON, as the model `Series` describes it.
+
+    Not through the model: the arrays are ours, and there may be a million numbers in them. And in
+    pieces: nothing else of the process runs while one of them is written, batches included.
+    """
+    pieces = []
+    for one in found:
+        piece = {"rank": one.rank, "width": one.width, "steps": one.steps.tolist()}
+        for name, values in (("values", one.values), ("min", one.low), ("max", one.high)):
+            piece[name] = numbers_to_json(values)
+        pieces.append(json.dumps(piece, allow_nan=False, separators=(",", ":")))
+    return f'{{"metric":{json.dumps(metric)},"series":[{",".join(pieces)}]}}'.encode()
 
 
 def pack_series(metric: str, found: Sequence[RankSeries]) -> bytes:

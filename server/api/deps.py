@@ -31,7 +31,8 @@ RunId = Annotated[str, Path(description="run id")]
 Step = Annotated[int | None, Query(ge=0, le=MAX_STEP)]
 
 
-def _engine(request: Request) -> Engine:
+async def _engine(request: Request) -> Engine:
+    # No plain function: that would wait for one of the threads that answer queries.
     engine: Engine = request.app.state.engine
     return engine
 

@@ -26,7 +26,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import Headers
@@ -88,6 +88,7 @@ class Guard:
         self._headers = dict(headers or {})
         self._tokens: Mapping[str, tokens.Token] | None = None
         self._read_at = -float("inf")
+        self._thread: CapacityLimiter | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request, by the application or by a refusal."""
@@ -170,7 +171,10 @@ class Guard:
         if self._tokens is None or now - self._read_at >= fresh:
             self._read_at = now  # one asks; the others go on with what held a moment ago
             try:
-                self._tokens = await to_thread.run_sync(self._read)
+                # Not by the threads that readers have: whoever posts would wait for them.
+                if self._thread is None:
+                    self._thread = CapacityLimiter(1)
+                self._tokens = await to_thread.run_sync(self._read, limiter=self._thread)
             except SQLAlchemyError:
                 if self._tokens is None:
                     raise

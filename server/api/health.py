@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from anyio import to_thread
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
+from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from rankscope.server.api import threads
+from rankscope.server.api.admission import Admission
 from rankscope.server.api.deps import Database
 from rankscope.server.api.problems import Problem
 from rankscope.server.health import Health
@@ -23,18 +27,25 @@ _CALM_SECONDS = 10.0
 
 
 @router.get("/healthz")
-def healthz() -> dict[str, str]:
+async def healthz() -> dict[str, str]:
     """The process answers; says nothing of the database."""
     return {"status": "ok"}
 
 
 @router.get("/readyz")
-def readyz(request: Request, engine: Database) -> dict[str, str]:
+async def readyz(request: Request, engine: Database) -> dict[str, str]:
     """The database answers, takes what is written, has the right schema, and all threads are there.
 
     One that has ended unexpectedly is started again; the server is not ready until then. Whether
     the database takes anything is tried where the last batches could not be stored.
     """
+    # Whoever takes a server out of service for no answer does not mean that many pages are open.
+    thread = threads.own(request.app.state, "health", 1)
+    await to_thread.run_sync(_check, engine, request.app.state.health, limiter=thread)
+    return {"status": "ready"}
+
+
+def _check(engine: Engine, state: Health) -> None:
     try:
         have = migrate.current(engine)
     except SQLAlchemyError as error:
@@ -43,7 +54,6 @@ def readyz(request: Request, engine: Database) -> dict[str, str]:
         raise Problem(
             503, f"the database has schema {have}, not {migrate.head()}: rankscope db upgrade"
         )
-    state: Health = request.app.state.health
     if state.unwritable:
         try:
             touch(engine)
@@ -59,13 +69,13 @@ def readyz(request: Request, engine: Database) -> dict[str, str]:
         raise Problem(
             503, f"part of the server has ended and is started again: {what}", missing=[*missing]
         )
-    return {"status": "ready"}
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
 def metrics(request: Request, engine: Database) -> PlainTextResponse:
     """This server in Prometheus' text format."""
     counters = request.app.state.counters
+    admission: Admission = request.app.state.admission
     with reading(engine) as connection:
         unevaluated = statistics.unevaluated(connection)
         runs = statistics.runs_by_state(connection)
@@ -75,6 +85,11 @@ def metrics(request: Request, engine: Database) -> PlainTextResponse:
         *_metric("points_total", "counter", "Points stored.", counters.points),
         *_metric("duplicates_total", "counter", "Batches that were there.", counters.duplicates),
         *_metric("refused_total", "counter", "Batches that were refused.", counters.refused),
+        *_metric(
+            "busy_total", "counter", "Batches sent away for a while (429).", admission.refused
+        ),
+        *_metric("under_way", "gauge", "Batches that are being stored.", admission.under_way),
+        *_metric("waiting", "gauge", "Batches that wait for their turn.", admission.waiting),
         *_health(request.app.state.health.report()),
         *_metric("unevaluated_runs", "gauge", "Runs with new data.", unevaluated),
         "# HELP rankscope_runs Runs by state.",
@@ -107,11 +122,13 @@ def _health(report: dict[str, Any]) -> list[str]:
         lines.append(f'rankscope_failing_runs{{work="{work}"}} {report["failing"].get(work, 0)}')
     restarts = counts.get("background_restarts", 0)
     text = "Threads and processes that ended unexpectedly and were started again."
+    gone = "Runs that were deleted for their age, or their project's size."
     told = "Messages about alerts that their targets took."
     untold = "Messages about alerts that could not be delivered; they are tried again."
     return [
         *lines,
         *_metric("background_restarts_total", "counter", text, restarts),
+        *_metric("pruned_runs_total", "counter", gone, counts.get("pruned_runs", 0)),
         *_metric("notifications_total", "counter", told, counts.get("notifications", 0)),
         *_metric(
             "notification_failures_total", "counter", untold, counts.get("notification_failures", 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gzip
 import json
 import zlib
@@ -9,14 +11,16 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from anyio import CapacityLimiter, to_thread
+from anyio import to_thread
 from fastapi import APIRouter, Request
 from sqlalchemy import Engine
 from starlette.datastructures import State
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rankscope.agent import wire
+from rankscope.server.api import threads
+from rankscope.server.api.admission import Admission, Busy
 from rankscope.server.api.guard import TOKEN
 from rankscope.server.api.models import Accepted
 from rankscope.server.api.problems import Problem
@@ -34,8 +38,13 @@ _FAILED = "rankscope.failed"
 _NO_PROJECT = "default"
 # Bytes of a body that are decoded in no time.
 _LARGE = 2**20
-# Of larger ones, and of packed ones, this many at a time.
+# Of larger ones, and of packed ones, this many at a time; and tokens' projects are checked so.
 _DECODED_AT_ONCE = 2
+# Of a packed one, which name the run.
+_FIRST_BYTES = 4096
+# A body takes no longer than this from its head on: ten times what the largest one takes by 10
+# Mbit/s. What an agent does not get rid of within a second it sends again.
+_BODY_SECONDS = 30.0
 
 _BODY = {
     "requestBody": {
@@ -110,25 +119,13 @@ class _Raised:
 
 async def _take(scope: Scope, receive: Receive, state: State) -> dict[str, Any]:
     """Stores what a request brings; the fields of the answer."""
-    kind, encoding = "", "identity"
-    for name, value in scope["headers"]:
-        if name == b"content-type":
-            kind = value.decode("latin-1")
-        elif name == b"content-encoding":
-            encoding = value.decode("latin-1")
+    token: Token | None = scope.get(TOKEN)
+    # Whoever brings a token may do so from many addresses, as the nodes of a job do.
+    sender = (scope.get("client") or ("",))[0] if token is None else f"token {token.id}"
+    admission: Admission = state.admission
+    body = _Body(receive, admission, sender)
     try:
-        body, packed = await _body(receive, encoding)
-        batch: wire.Batch
-        if packed or len(body) > _LARGE or "json" in kind:
-            # What takes long must not hold up all others.
-            # A few at a time: each may take a hundred megabytes while it is decoded.
-            batch = await to_thread.run_sync(_decode, kind, body, packed, limiter=_limiter(state))
-        else:
-            batch = _decode(kind, body, packed)
-        token: Token | None = scope.get(TOKEN)
-        if token is not None:
-            await to_thread.run_sync(_check_project, state.engine, batch, token)
-        answer: wire.Answer = await state.writer.store(batch)
+        batch, answer = await _admitted(scope, body, state, token)
     except wire.WireError as error:
         state.counters.refused += 1
         raise Problem(
@@ -136,11 +133,17 @@ async def _take(scope: Scope, receive: Receive, state: State) -> dict[str, Any]:
             f"batch not taken: {error}",
             errors=[{"where": error.where, "problem": error.problem}],
         ) from error
+    except Busy as error:
+        after = {"Retry-After": str(error.retry_after)}
+        text = f"{error}: send it again in {error.retry_after} s"
+        raise Problem(429, text, headers=after) from error
     except Closed as error:
         raise Problem(503, "the server is about to end; send it again") from error
     except Problem:
         state.counters.refused += 1
         raise
+    finally:
+        body.let_go()
     state.counters.took(batch, answer)
     state.run_events.announce(batch.run, batch.points)
     return {
@@ -149,6 +152,108 @@ async def _take(scope: Scope, receive: Receive, state: State) -> dict[str, Any]:
         "dense_until": answer.dense_until,
         "hello_wanted": answer.hello_wanted,
     }
+
+
+async def _admitted(
+    scope: Scope, body: _Body, state: State, token: Token | None
+) -> tuple[wire.Batch, wire.Answer]:
+    """Stores what a request brings once it is its turn."""
+    kind, encoding = "", "identity"
+    for name, value in scope["headers"]:
+        if name == b"content-type":
+            kind = value.decode("latin-1")
+        elif name == b"content-encoding":
+            encoding = value.decode("latin-1")
+    packed = await body.read(encoding)
+    # Before it is decoded, which is most of the work of this thread.
+    named = body.run(packed) if kind.startswith(wire.CONTENT_TYPE) else None
+    admission: Admission = state.admission
+    decoding = threads.own(state, "decoding", _DECODED_AT_ONCE)
+    # Those of new runs are one: else who makes many runs would get as many parts.
+    flow = named if named is not None and state.writer.knows(named) else ""
+    await admission.enter(body.sender, flow)
+    try:
+        if packed or len(body.data) > _LARGE or "json" in kind:
+            # What takes long must not hold up all others.
+            # A few at a time: each may take a hundred megabytes while it is decoded.
+            batch = await to_thread.run_sync(_decode, kind, body.data, packed, limiter=decoding)
+        else:
+            batch = _decode(kind, body.data, packed)
+        if named is not None and batch.run != named:
+            raise wire.WireError("run", "is given twice")
+        if token is not None:
+            # Not by the threads that readers have.
+            await to_thread.run_sync(_check_project, state.engine, batch, token, limiter=decoding)
+        answer: wire.Answer = await state.writer.store(batch)
+        return batch, answer
+    finally:
+        admission.leave(body.sender, flow)
+
+
+class _Body:
+    """The body of a request, for which there is no more room than others leave.
+
+    Attributes:
+        sender: whose it is.
+        data: what was received.
+    """
+
+    def __init__(self, receive: Receive, admission: Admission, sender: str) -> None:
+        self.sender = sender
+        self.data = b""
+        self._receive = receive
+        self._admission = admission
+        self._held = 0
+
+    async def read(self, encoding: str) -> bool:
+        """Receives it; whether it is gzip.
+
+        Raises:
+            Busy: there is no room for it.
+            Problem: it is too large, or too slow.
+        """
+        parts = []
+        more = True
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                while more:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientDisconnect
+                    parts.append(self._part(message))
+                    more = message.get("more_body", False)
+        except TimeoutError as error:
+            text = f"the batch was not there within {_BODY_SECONDS:.0f} s; send it again"
+            raise Problem(408, text, headers={"Connection": "close"}) from error
+        self.data = parts[0] if len(parts) == 1 else b"".join(parts)
+        encoding = encoding.strip().lower()
+        if encoding not in ("", "identity", "gzip"):
+            raise Problem(415, f"Content-Encoding {encoding!r} is not taken; send gzip or none")
+        return encoding == "gzip"
+
+    def run(self, packed: bool) -> str | None:
+        """The run that it names in its first bytes."""
+        if not packed:
+            return wire.run_of(self.data)
+        with contextlib.suppress(zlib.error):
+            return wire.run_of(_unpacker().decompress(self.data, _FIRST_BYTES))
+        return None
+
+    def let_go(self) -> None:
+        """Nothing of it is needed any more."""
+        self._admission.let_go(self.sender, self._held)
+        self._held = 0
+
+    def _part(self, message: Message) -> bytes:
+        part: bytes = message.get("body", b"")
+        if self._held + len(part) > wire.MAX_BODY_BYTES:
+            raise _too_large()
+        self._hold(len(part))
+        return part
+
+    def _hold(self, size: int) -> None:
+        self._admission.hold(self.sender, size)
+        self._held += size
 
 
 def _check_project(engine: Engine, batch: wire.Batch, token: Token) -> None:
@@ -177,14 +282,6 @@ def _check_project(engine: Engine, batch: wire.Batch, token: Token) -> None:
     )
 
 
-def _limiter(state: State) -> CapacityLimiter:
-    """That of an application, which belongs to its event loop."""
-    if not hasattr(state, "decoding"):
-        state.decoding = CapacityLimiter(_DECODED_AT_ONCE)
-    limiter: CapacityLimiter = state.decoding
-    return limiter
-
-
 def _decode(content_type: str, body: bytes, packed: bool) -> wire.Batch:
     if packed:
         body = _unpack(body)
@@ -198,35 +295,15 @@ def _decode(content_type: str, body: bytes, packed: bool) -> wire.Batch:
     )
 
 
-async def _body(receive: Receive, encoding: str) -> tuple[bytes, bool]:
-    """The body as it came, and whether it is gzip."""
-    parts: list[bytes] = []
-    size = 0
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        part = message.get("body", b"")
-        more = message.get("more_body", False)
-        size += len(part)
-        if size > wire.MAX_BODY_BYTES:
-            raise _too_large()
-        parts.append(part)
-    body = b"".join(parts)
-    encoding = encoding.strip().lower()
-    if encoding in ("", "identity"):
-        return body, False
-    if encoding != "gzip":
-        raise Problem(415, f"Content-Encoding {encoding!r} is not taken; send gzip or none")
-    return body, True
+def _unpacker() -> Any:
+    return zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
 
 
 def _unpack(body: bytes) -> bytes:
     try:
         # Not `gzip.decompress`: a small body must not be able to fill the memory.
-        unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-        plain = unpacker.decompress(body, wire.MAX_BODY_BYTES + 1)
+        unpacker = _unpacker()
+        plain: bytes = unpacker.decompress(body, wire.MAX_BODY_BYTES + 1)
     except (zlib.error, gzip.BadGzipFile) as error:
         raise Problem(422, f"body: is not gzip: {error}") from error
     if len(plain) > wire.MAX_BODY_BYTES:

@@ -61,13 +61,17 @@ class Problem(Exception):
     Args:
         status: HTTP status.
         detail: what is wrong, where, and what to do.
+        headers: of the answer.
         further: members beside the standard ones.
     """
 
-    def __init__(self, status: int, detail: str, **further: Any) -> None:
+    def __init__(
+        self, status: int, detail: str, *, headers: dict[str, str] | None = None, **further: Any
+    ) -> None:
         super().__init__(detail)
         self.status = status
         self.detail = detail
+        self.headers = headers
         self.further = further
 
 
@@ -96,7 +100,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Problem)
     async def problem(request: Request, error: Problem) -> Response:
-        headers = RETRY_LATER if error.status == 503 else None
+        headers = RETRY_LATER if error.status == 503 else error.headers
         where = request.url.path
         return answer(error.status, error.detail, instance=where, headers=headers, **error.further)
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.responses import JSONResponse
 
-from rankscope.agent.wire import numbers_to_json
-from rankscope.server.api.answers import BINARY, answer, not_changed, pack_series, wants_binary
+from rankscope.server.api.answers import (
+    BINARY,
+    answer,
+    json_series,
+    not_changed,
+    pack_series,
+    wants_binary,
+)
 from rankscope.server.api.deps import (
     MAX_RANK,
     Database,
@@ -130,21 +135,4 @@ def get_series(
         )
     if binary:
         return answer(request, pack_series(metric, found), BINARY, headers)
-    # Not through the model: the arrays are ours, and there may be a million numbers in them.
-    made = JSONResponse(
-        {
-            "metric": metric,
-            "series": [
-                {
-                    "rank": s.rank,
-                    "width": s.width,
-                    "steps": s.steps.tolist(),
-                    "values": numbers_to_json(s.values),
-                    "min": numbers_to_json(s.low),
-                    "max": numbers_to_json(s.high),
-                }
-                for s in found
-            ],
-        }
-    )
-    return answer(request, bytes(made.body), "application/json", headers)
+    return answer(request, json_series(metric, found), "application/json", headers)

@@ -8,11 +8,12 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+from anyio import to_thread
 from fastapi import APIRouter, Request
-from fastapi.concurrency import run_in_threadpool
 from sqlalchemy import Engine
 from sse_starlette.sse import EventSourceResponse
 
+from rankscope.server.api import threads
 from rankscope.server.api.deps import Database, RunId, known_run
 from rankscope.server.api.guard import TOKEN, Guard
 from rankscope.server.storage.database.engine import reading
@@ -31,7 +32,7 @@ _RECHECK_SECONDS = 3.0
 @router.get("/runs/{run}/stream", response_class=EventSourceResponse)
 async def stream(request: Request, engine: Database, run: RunId) -> EventSourceResponse:
     """Run events of a run: `points` (new points), `alert` (one opened or changed), `state`."""
-    first = await run_in_threadpool(_read_state, engine, run)
+    first = await _read(request, engine, run)
     return EventSourceResponse(_changes(request, engine, run, first), ping=15)
 
 
@@ -57,7 +58,7 @@ async def _changes(
             return
         # Before it is examined: what happens meanwhile counts as new.
         number = run_events.number(run)
-        now = await run_in_threadpool(_read_state, engine, run)
+        now = await _read(request, engine, run)
         for event in ("state", "points"):
             if now[event] != reported[event]:
                 yield {"event": event, "data": json.dumps(now[event])}
@@ -65,6 +66,12 @@ async def _changes(
             if reported["alerts"].get(alert_id) != facts:
                 yield {"event": "alert", "data": json.dumps({"id": alert_id, **facts})}
         reported = now
+
+
+async def _read(request: Request, engine: Engine, run: str) -> dict[str, Any]:
+    # An open page hears of an alert although others ask for much.
+    thread = threads.own(request.app.state, "stream", 1)
+    return await to_thread.run_sync(_read_state, engine, run, limiter=thread)
 
 
 def _read_state(engine: Engine, run: str) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
@@ -14,6 +16,9 @@ from rankscope.server.settings import Settings, default_database
 from rankscope.server.storage.database import migrate
 from rankscope.server.storage.database.engine import open_engine
 
+Value = TypeVar("Value")
+
+_SIZES = {"MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0}
 
 
@@ -59,6 +64,25 @@ def age(text: str, *, nothing: str = "is no time at all") -> float:
     if not int(text[:-1]):
         raise argparse.ArgumentTypeError(f"{text!r} {nothing}; the least is 1m")
     return int(text[:-1]) * _UNITS[text[-1]]
+
+
+def size(text: str) -> int:
+    """Bytes of a size such as 500MB, 50GB or 2TB."""
+    if not re.fullmatch(r"[0-9]{1,6}(MB|GB|TB)", text) or not int(text[:-2]):
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r} is no size; write for example 500MB, 50GB or 2TB"
+        )
+    return int(text[:-2]) * _SIZES[text[-2:]]
+
+
+def of_project(value: Callable[[str], Value]) -> Callable[[str], tuple[str | None, Value]]:
+    """Reads `VALUE`, or `PROJECT=VALUE`; the project is None for all that are not named."""
+
+    def read(text: str) -> tuple[str | None, Value]:
+        project, named, rest = text.rpartition("=")
+        return (project if named else None), value(rest)
+
+    return read
 
 
 def shown(url: str) -> str:

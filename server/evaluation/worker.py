@@ -195,7 +195,8 @@ class Worker:
 
         However many runs come at once, or never end, none that is followed waits for more than a
         part of the others. Who is nearly up to date does not wait for who has much to catch up
-        with, and who has been looked at last comes last.
+        with, and who has been looked at last comes last. Of new runs those of which most has come
+        are first: a job of many ranks does not wait for a thousand trials that said one thing.
         """
         seen = self._seen_at
         followed = [r for r in rows if r.key in seen and r.arrivals > r.evaluated]
@@ -205,6 +206,7 @@ class Worker:
             for r in rows
             if r.key in seen and r.arrivals == r.evaluated and not 0 <= now - seen[r.key] < _QUIET_S
         ]
+        fresh.sort(key=lambda row: row.evaluated - row.arrivals)
         followed.sort(key=lambda row: row.arrivals - row.evaluated)
         quiet.sort(key=lambda row: seen[row.key])
         return followed, fresh, quiet

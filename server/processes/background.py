@@ -30,6 +30,7 @@ from rankscope.server.notifications.notifier import Notifier
 from rankscope.server.processes.compactor import Compactor
 from rankscope.server.processes.events import RunEvents
 from rankscope.server.processes.notify import Messenger
+from rankscope.server.processes.pruner import Pruner
 from rankscope.server.settings import Settings
 from rankscope.server.storage.database.engine import open_engine
 
@@ -77,6 +78,7 @@ class BackgroundThreads:
         self, settings: Settings, engine: Engine, run_events: RunEvents, health: Health
     ) -> None:
         self._compactor = Compactor(engine, health=health)
+        self._pruner = Pruner(engine, settings.retention, health=health)
         self._notifier = Notifier(engine, address=settings.address, now=clock.now, health=health)
         self._run_events = run_events
         self._worker = (
@@ -95,6 +97,7 @@ class BackgroundThreads:
     def start(self) -> None:
         """Starts the threads."""
         self._compactor.start()
+        self._pruner.start()
         if self._worker is not None:
             self._notifier.start()
             self._worker.start()
@@ -104,6 +107,7 @@ class BackgroundThreads:
         if self._worker is not None:
             self._worker.stop()
             self._notifier.stop()
+        self._pruner.stop()
         self._compactor.stop()
 
     def _changed(self, run: str) -> None:

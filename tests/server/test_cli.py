@@ -1,8 +1,10 @@
 """Commands of the server side: wrong arguments, missing files, servers that are not there."""
 
 import json
+import resource
 import socket
 import sqlite3
+import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -13,6 +15,7 @@ from rankscope.agent import wire
 from rankscope.server import cli
 from rankscope.server.app import create_app
 from rankscope.server.commands.db import db
+from rankscope.server.demo.processes import RANKSCOPE
 from rankscope.server.settings import Settings
 from rankscope.server.storage.database import migrate
 from rankscope.server.storage.database.engine import open_engine, writing
@@ -273,3 +276,24 @@ def test_an_age_of_nothing_does_not_delete_all_runs(tmp_path, capsys, age):
     assert called(db, "prune", "--older-than", age, "--database", url(path)) == 2
     assert "would be all runs" in refused(capsys)
     assert not path.exists()
+
+
+def test_few_open_files_are_reported_and_all_there_are_are_taken(tmp_path):
+    """Each rank that posts keeps a connection open."""
+    few = 1000
+    command = [*RANKSCOPE, "serve", "--port", "0", "--db", f"sqlite:///{tmp_path / 'test.db'}"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, few)),
+    ) as server:
+        try:
+            assert server.stdout.readline().startswith("Rankscope listens on")
+            assert resource.prlimit(server.pid, resource.RLIMIT_NOFILE) == (few, few)
+        finally:
+            server.terminate()
+            _, err = server.communicate(timeout=60)
+    assert f"may open {few} files" in err
+    assert "ulimit -n" in err

@@ -84,7 +84,16 @@ _NEEDED = tuple(
     schema.attempt.c[name]
     for name in (
         *("rank", "session", "attempt", "last_seq", "first_seq", "end_seq", "taken_end"),
-        *("sent_at", "host", "started_at", "last_seen", "longest_gap", "typical_gap"),
+        *(
+            "sent_at",
+            "host",
+            "started_at",
+            "boot",
+            "steady",
+            "last_seen",
+            "longest_gap",
+            "typical_gap",
+        ),
         *("first_step", "last_step", "through_step", "hello_arrival", "tables"),
         *("state", "start"),
     )
@@ -290,17 +299,16 @@ class Attempts:
         }
 
     def _number(self, batch: wire.Batch) -> int:
-        """Number of a new attempt: after those that began before it, as far as clocks show."""
+        """Number of a new attempt: after those that began before it, as far as clocks show.
+
+        What was heard first began first, unless a clock says otherwise that nobody sets, back for
+        example; one that may be set counts only between processes that report no other.
+        """
         processes = self._by_rank[batch.rank]
         at_least = batch.attempt or 0
         later = None
         if (hello := batch.hello) is not None and not math.isnan(hello.started_at):
-            # The clocks of two machines need not agree.
-            here = [process for process in processes if process.row["host"] == hello.host]
-            later = next(
-                (p.attempt for p in here if p.row["started_at"] > hello.started_at),
-                None,
-            )
+            later = next((p.attempt for p in processes if _began_later(p.row, hello)), None)
         if later is None:
             return max(at_least, processes[-1].attempt + 1 if processes else 0)
         before = max((p.attempt for p in processes if p.attempt < later), default=-1)
@@ -329,6 +337,14 @@ class Attempts:
                 )
 
 
+def _began_later(row: Mapping[str, Any], hello: wire.Hello) -> bool:
+    """Whether a process began after one that says hello, by a clock that both of them have."""
+    if row["boot"] or hello.boot:
+        return bool(row["boot"] == hello.boot and row["steady"] > hello.steady)
+    # The clocks of two machines need not agree.
+    return bool(row["host"] == hello.host and row["started_at"] > hello.started_at)
+
+
 @lru_cache(maxsize=64)
 def _change(dialect: Dialect, names: tuple[str, ...]) -> str:
     """The statement that sets these columns of a process, as the driver takes it.
@@ -355,6 +371,9 @@ _UNKNOWN: dict[str, Any] = {
     "launcher": "",
     "wrapper": "",
     "heartbeat_seconds": 5.0,
+    "boot": "",
+    "steady": 0.0,
+    "set_ahead": 0.0,
     "longest_gap": 0.0,
     "typical_gap": 0.0,
     "config": None,
@@ -452,9 +471,20 @@ def _hello(batch: wire.Batch, arrival: int, received_at: float) -> dict[str, Any
         "wrapper": hello.wrapper,
         "heartbeat_seconds": hello.heartbeat_seconds,
         "started_at": begun(hello, received_at),
+        **_steady(hello),
         # A hello that comes again for its tables need not repeat the rest.
         **({"config": plain(hello.config)} if hello.config else {}),
         "hello_arrival": arrival,
+    }
+
+
+def _steady(hello: wire.Hello) -> dict[str, Any]:
+    if not hello.boot or math.isnan(hello.started_at):
+        return {}
+    return {
+        "boot": hello.boot,
+        "steady": hello.steady,
+        "set_ahead": hello.started_at - hello.steady,
     }
 
 

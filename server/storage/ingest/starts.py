@@ -32,7 +32,17 @@ TYPICAL_GAPS, LONGEST_GAPS = 10.0, 3.0
 _A = schema.attempt.c
 _READ = (
     *(_A.rank, _A.session, _A.attempt, _A.host, _A.started_at, _A.sent_at, _A.first_seen),
-    *(_A.last_seen, _A.first_step, _A.last_step, _A.state, _A.typical_gap, _A.longest_gap),
+    *(
+        _A.boot,
+        _A.steady,
+        _A.set_ahead,
+        _A.last_seen,
+        _A.first_step,
+        _A.last_step,
+        _A.state,
+        _A.typical_gap,
+        _A.longest_gap,
+    ),
     _A.start,
 )
 
@@ -183,25 +193,26 @@ def _groups(processes: Sequence[Any], world_size: int) -> list[_Group]:
 
 def _times(processes: Sequence[Any], world_size: int) -> Iterable[tuple[float, float, Any]]:
     """When each process began and ended, seconds since 1970 on the server's clock."""
-    offsets: dict[str, float] = defaultdict(lambda: inf)
+    offsets: dict[tuple[str, str], float] = defaultdict(lambda: inf)
     for p in processes:
-        if _has_clock(p):
+        if (own := _own_times(p)) is not None:
             # What is between two clocks, and the way of a message: the fastest is the best
             # estimate.
-            known = offsets[p.host]
-            offsets[p.host] = min(known, p.first_seen - p.started_at, p.last_seen - p.sent_at)
+            clock, began, sent = own
+            offsets[clock] = min(offsets[clock], p.first_seen - began, p.last_seen - sent)
     by_rank: dict[int, list[Any]] = defaultdict(list)
     for p in sorted(processes, key=lambda p: p.attempt):
         by_rank[p.rank].append(p)
-    for own in by_rank.values():
+    for of_rank in by_rank.values():
         before = -inf
-        for n, p in enumerate(own):
+        for n, p in enumerate(of_rank):
             begin, end = p.first_seen, p.last_seen
-            if _has_clock(p):
+            if (own := _own_times(p)) is not None:
                 # What a process made may come long after it, from the disk.
-                begin, end = p.started_at + offsets[p.host], p.sent_at + offsets[p.host]
+                clock, began, sent = own
+                begin, end = began + offsets[clock], sent + offsets[clock]
             begin = before = max(begin, before)
-            newest = n == len(own) - 1
+            newest = n == len(of_rank) - 1
             if newest and p.state == "running" and p.rank < world_size:
                 # Nobody has taken its place, and it has not said that it ends.
                 patience = (TYPICAL_GAPS * p.typical_gap, LONGEST_GAPS * p.longest_gap)
@@ -209,6 +220,14 @@ def _times(processes: Sequence[Any], world_size: int) -> Iterable[tuple[float, f
             yield begin, max(begin, end), p
 
 
-def _has_clock(process: Any) -> bool:
-    """Whether it has reported its own time."""
-    return bool(process.started_at > 0 and process.sent_at >= process.started_at)
+def _own_times(process: Any) -> tuple[tuple[str, str], float, float] | None:
+    """By which clock a process began and last made a batch, and when; None where it has not said.
+
+    One that runs since its machine's boot, where it has reported that: nobody sets it.
+    """
+    if process.boot:
+        sent = process.sent_at - process.set_ahead
+        return ("boot", process.boot), process.steady, max(sent, process.steady)
+    if process.started_at > 0 and process.sent_at >= process.started_at:
+        return ("host", process.host), process.started_at, process.sent_at
+    return None

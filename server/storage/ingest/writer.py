@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import deque
+import time
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heapreplace
 
 from sqlalchemy import Engine
 
@@ -20,9 +22,21 @@ from rankscope.server.storage.ingest.dictionary import Dictionaries
 
 _logger = logging.getLogger(__name__)
 
-# Batches and points of a transaction: the longer it is the longer the others wait.
+# Of a transaction: the longer it is the longer the others wait.
 _MAX_BATCHES = 256
-_MAX_POINTS = 2_000_000
+# How long one should take, seconds: many times what a disk takes to commit it, and too short to be
+# noticed by an agent.
+_SHOULD_TAKE_S = 0.1
+# What storing costs, seconds of one core of a small cloud machine, on SQLite: each transaction,
+# each run of which there are batches in it, more if it is new, each batch, fingerprint, and point.
+_COMMIT_S = 2e-3
+_RUN_S, _NEW_RUN_S, _BATCH_S, _FINGERPRINT_S, _POINT_S = 8e-4, 2e-3, 1e-4, 1e-4, 5e-8
+# How many times as long it takes here is measured on the way: about the mean of ten transactions.
+_GAIN = 0.1
+# Runs that are remembered as known.
+_MAX_KNOWN = 10_000
+# What all runs are called together of which nothing has been stored.
+_NEW = ""
 
 
 class Closed(RuntimeError):
@@ -49,7 +63,10 @@ class Writer:
     def __init__(self, engine: Engine, health: Health | None = None) -> None:
         self._engine = engine
         self._known = Dictionaries()
-        self._queue: deque[_Waiting] = deque()
+        # By run, and those of new runs together; who waits longest comes first.
+        self._queues: OrderedDict[str, deque[_Waiting]] = OrderedDict()
+        self._stored: OrderedDict[str, None] = OrderedDict()
+        self._slowness = 1.0
         self._arrived = threading.Condition()
         self._closed = False
         self._stopping = threading.Event()
@@ -69,6 +86,10 @@ class Writer:
             self._arrived.notify()
         self._thread.join(30)
 
+    def knows(self, run: str) -> bool:
+        """Whether anything of a run has been stored by this process, lately."""
+        return run in self._stored
+
     async def store(self, batch: wire.Batch) -> wire.Answer:
         """Stores a batch; returns when it is committed.
 
@@ -82,7 +103,8 @@ class Writer:
         with self._arrived:
             if self._closed:
                 raise Closed
-            self._queue.append(waiting)
+            flow = batch.run if self.knows(batch.run) else _NEW
+            self._queues.setdefault(flow, deque()).append(waiting)
             self._arrived.notify()
         return await waiting.answer
 
@@ -109,16 +131,47 @@ class Writer:
                 _logger.debug("nobody waits for %d answers any more", len(reported))
 
     def _next(self) -> list[_Waiting]:
-        """What waits, as much as a transaction takes; empty at the end."""
+        """What waits, as much as a transaction takes; empty at the end.
+
+        Each run gets an equal part of its time, and all new runs together that of one: whoever
+        has little to store does not wait for whoever has much, nor for however many.
+        """
         with self._arrived:
-            while not self._queue and not self._closed:
+            while not self._queues and not self._closed:
                 self._arrived.wait()
             group: list[_Waiting] = []
-            points = 0
-            while self._queue and len(group) < _MAX_BATCHES and points < _MAX_POINTS:
-                group.append(self._queue.popleft())
-                points += group[-1].batch.points
+            runs: set[str] = set()
+            served: set[str] = set()
+            left = _SHOULD_TAKE_S / self._slowness - _COMMIT_S
+            # How much of the time each has had; who has had least is next.
+            turns = [(0.0, n, flow) for n, flow in enumerate(self._queues)]
+            while turns and len(group) < _MAX_BATCHES and (left > 0 or not group):
+                spent, n, flow = turns[0]
+                queue = self._queues[flow]
+                one = queue.popleft()
+                group.append(one)
+                served.add(flow)
+                cost = self._cost(one.batch, runs)
+                left -= cost
+                if queue:
+                    heapreplace(turns, (spent + cost, n, flow))
+                else:
+                    heappop(turns)
+                    del self._queues[flow]
+            # Of many runs, those that had no turn are first the next time.
+            for _, _, flow in turns:
+                if flow in served:
+                    self._queues.move_to_end(flow)
             return group
+
+    def _cost(self, batch: wire.Batch, runs: set[str]) -> float:
+        """Of storing a batch, seconds as above, with others of these runs; adds its own run."""
+        of_run = 0.0
+        if batch.run not in runs:
+            runs.add(batch.run)
+            of_run = _RUN_S if self.knows(batch.run) else _NEW_RUN_S
+        of_prints = _FINGERPRINT_S * len(batch.prints)
+        return of_run + _BATCH_S + of_prints + _POINT_S * batch.points
 
     def _outcomes(self, group: list[_Waiting]) -> Sequence[wire.Answer | Exception]:
         try:
@@ -146,12 +199,22 @@ class Writer:
     def _store(self, group: list[_Waiting]) -> list[wire.Answer]:
         try:
             with writing(self._engine) as connection:
+                began = time.monotonic()  # having waited for others who write
                 received = [(one.batch, one.received_at) for one in group]
-                return store_batches(connection, received, self._known)
+                answers = store_batches(connection, received, self._known)
         except BaseException:
             # It may know numbers that were never committed.
             self._known.forget()
             raise
+        runs: set[str] = set()
+        expected = _COMMIT_S + sum(self._cost(one.batch, runs) for one in group)
+        self._slowness += _GAIN * ((time.monotonic() - began) / expected - self._slowness)
+        for run in runs:
+            self._stored[run] = None
+            self._stored.move_to_end(run)
+        while len(self._stored) > _MAX_KNOWN:
+            self._stored.popitem(last=False)
+        return answers
 
 
 def _deliver(outcomes: list[_Outcome]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, delete, select, tuple_
@@ -68,15 +69,30 @@ def prune(engine: Engine, *, seconds: float, project: str | None = None) -> Iter
             yield run
 
 
-def delete_run(engine: Engine, run: int) -> bool:
+def delete_run(
+    engine: Engine,
+    run: int,
+    *,
+    seconds: float | None = None,
+    rest: Callable[[float], None] = lambda seconds: None,
+) -> bool:
     """Deletes one run that has ended; False where it is running, or was started again meanwhile.
 
     In small transactions, as `prune` does. Its name is free again afterwards.
+
+    Args:
+        seconds: nothing is to have been heard of it for so long, or it stays.
+        rest: called with the seconds that each transaction took, before the next one.
     """
-    return _delete(engine, run, None)
+    return _delete(engine, run, seconds, rest)
 
 
-def _delete(engine: Engine, run: int, seconds: float | None) -> bool:
+def _delete(
+    engine: Engine,
+    run: int,
+    seconds: float | None,
+    rest: Callable[[float], None] = lambda seconds: None,
+) -> bool:
     """Deletes one run that nothing was heard of for so long; False where it is no longer so."""
     r, n = schema.run, schema.run_name
     # Last of all the run itself: else what was cut off could not be found again.
@@ -84,6 +100,7 @@ def _delete(engine: Engine, run: int, seconds: float | None) -> bool:
         more = True
         while more:
             with writing(engine) as connection:
+                began = time.monotonic()
                 ended = (r.c.key == run) & (r.c.state != "running")
                 held = select(r.c.key).where(ended).with_for_update()
                 if seconds is not None:
@@ -92,10 +109,11 @@ def _delete(engine: Engine, run: int, seconds: float | None) -> bool:
                     return False
                 if table is not None:
                     more = _delete_some(connection, table, run)
-                    continue
-                connection.execute(delete(r).where(r.c.key == run))
-                connection.execute(delete(n).where(n.c.key == run))
-                more = False
+                else:
+                    connection.execute(delete(r).where(r.c.key == run))
+                    connection.execute(delete(n).where(n.c.key == run))
+                    more = False
+            rest(time.monotonic() - began)
     return True
 
 

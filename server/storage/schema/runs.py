@@ -89,6 +89,11 @@ attempt = Table(
     Column("wrapper", Text, nullable=False, server_default=""),
     Column("heartbeat_seconds", Float, nullable=False, server_default="5"),
     Column("started_at", Float, nullable=False),
+    # Since which boot of its machine `steady` counts: seconds until it began, by a clock that
+    # nobody sets. `set_ahead` is what its other clock, that of `sent_at`, was ahead of it then.
+    Column("boot", String(64), nullable=False, server_default=""),
+    Column("steady", Float, nullable=False, server_default="0"),
+    Column("set_ahead", Float, nullable=False, server_default="0"),
     Column("first_seen", Float, nullable=False),
     Column("last_seen", Float, nullable=False),
     # Times between posts: the longest, and the typical one as a running estimate of the median.

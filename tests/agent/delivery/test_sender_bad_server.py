@@ -121,6 +121,31 @@ def test_retry_after_is_honoured(collector: Collector, rank: Callable[..., Rank]
     everything_arrived(collector, one)
 
 
+def test_a_busy_server_is_asked_again_later_and_loses_nothing(
+    collector: Collector, rank: Callable[..., Rank]
+) -> None:
+    seconds = 0.2
+    collector.always = Reply(status=429, headers={"Retry-After": str(seconds)})
+    one = rank(collector)
+    for _ in range(60):
+        one.train(3, fingerprints=True)
+        time.sleep(0.02)
+    wait_until(lambda: one.sender.counters.spooled > 0)
+    collector.wait_for(lambda c: c.requests >= 6)
+    pauses = np.diff(collector.times[:6])
+    collector.always = None
+    wait_until(lambda: one.accounted() == one.produced and not one.sender.counters.spooled)
+    one.sender.close()
+
+    # No sooner than asked for, and not all ranks of a job at the same moment.
+    assert min(pauses) >= seconds
+    assert len(set(np.round(pauses, 4))) > 1
+    assert one.sender.counters.dropped == {}
+    everything_arrived(collector, one)
+    assert len(one.problems) == 1
+    assert "is busy" in one.problems[0]
+
+
 def test_pauses_grow_and_stay_bounded(collector: Collector, rank: Callable[..., Rank]) -> None:
     collector.always = Reply(status=500)
     one = rank(collector, pace=replace(QUICK, first_backoff=0.02, longest_backoff=0.1))

@@ -74,6 +74,16 @@ def test_a_run_that_is_followed_does_not_wait_for_new_ones(service):
     assert all(service.left(name) == 0 for name in new)
 
 
+def test_a_new_job_does_not_wait_for_many_new_runs_of_one_point(service):
+    new = [f"new-{n}" for n in range(12)]
+    for name in new:
+        service.post(name)
+    service.post("job", batches=8)
+    assert service.sweep(0.0)
+    assert service.left("job") == 0
+    assert sum(service.left(name) > 0 for name in new) >= 10
+
+
 def test_a_run_with_much_to_catch_up_with_is_evaluated_a_part_at_a_time(service):
     for name in ("honest", "greedy"):
         service.post(name)

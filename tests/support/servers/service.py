@@ -20,12 +20,22 @@ _PATIENCE_S = 300.0
 class Service:
     """The server; `kill` and `start` again keep address and database.
 
+    Args:
+        database: URL of it; None: an SQLite file in the folder.
+
     Attributes:
         url: without a slash at its end.
     """
 
-    def __init__(self, folder: Path, *, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        database: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._database = database or f"sqlite:///{folder / 'rankscope.db'}"
         self._environment = environment
         self._folder = folder
         self._port = free_port()
@@ -34,9 +44,8 @@ class Service:
 
     def start(self) -> None:
         """Starts it and waits until it takes requests."""
-        database = f"sqlite:///{self._folder / 'rankscope.db'}"
         self._process = process = Process(
-            [*RANKSCOPE, "serve", "--port", str(self._port), "--db", database],
+            [*RANKSCOPE, "serve", "--port", str(self._port), "--db", self._database],
             log=self._folder / "server.log",
             environment=self._environment,
         )
@@ -54,6 +63,11 @@ class Service:
             # Nobody has it yet who would end it.
             self.stop()
             raise
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._port
 
     @property
     def pid(self) -> int:

@@ -12,8 +12,10 @@ from rankscope.server.storage.ingest.batches import store_batch
 from rankscope.server.storage.reading import runs, series
 
 
-def post(engine, session, seq=0, *, began=None, at=1000.0, **fields):
-    hello = None if began is None else wire.Hello(started_at=began, host="here")
+def post(engine, session, seq=0, *, began=None, at=1000.0, boot="", steady=0.0, **fields):
+    hello = None
+    if began is not None:
+        hello = wire.Hello(started_at=began, host="here", boot=boot, steady=steady)
     batch = wire.Batch(run="r", rank=0, session=session, seq=seq, hello=hello, **fields)
     with writing(engine) as connection:
         return store_batch(connection, batch, received_at=at)
@@ -51,6 +53,48 @@ def test_what_an_earlier_process_left_on_disk_stays_earlier(engine, order):
         key = runs.find_run(connection, "r").key
         (loss,) = series.read_series(connection, run=key, metric="loss")
     assert loss.values.tolist() == [30.0]
+
+
+def loss_of(engine):
+    with reading(engine) as connection:
+        key = runs.find_run(connection, "r").key
+        (loss,) = series.read_series(connection, run=key, metric="loss")
+    return loss.values.tolist()
+
+
+@pytest.mark.parametrize("boots", ["same", "another"])
+def test_a_clock_that_was_set_back_does_not_bring_the_dead_back(engine, boots):
+    """Each process begins half an hour after the one before, and the clock shows an hour less."""
+    for n, session in enumerate("abc"):
+        at = 100_000.0 + 1800 * n
+        clock = at - 3600 * n
+        boot, steady = ("one", 500 + 1800 * n) if boots == "same" else (f"boot {n}", 30.0)
+        post(
+            engine,
+            session,
+            began=clock,
+            at=at,
+            boot=boot,
+            steady=steady,
+            sent_at=clock + 1,
+            columns={"loss": wire.Column(np.array([1]), np.array([float(n)]))},
+        )
+    assert numbers(engine) == {"a": 0, "b": 1, "c": 2}
+    assert newest(engine).session == "c"
+    assert loss_of(engine) == [2.0]
+
+
+@pytest.mark.parametrize("order", ["abc", "cab", "cba"])
+def test_what_was_left_on_disk_stays_earlier_by_the_clock_that_nobody_sets(engine, order):
+    began = {"a": 10.0, "b": 20.0, "c": 30.0}
+    for session in order:
+        column = wire.Column(np.array([1]), np.array([began[session]]))
+        # The later ones have a clock that was set back.
+        clock, steady = 1000.0 - began[session], began[session]
+        post(engine, session, began=clock, boot="x", steady=steady, columns={"loss": column})
+    found = numbers(engine)
+    assert sorted(found, key=found.get) == ["a", "b", "c"]
+    assert loss_of(engine) == [30.0]
 
 
 def test_batches_that_overtake_each_other_do_not_turn_the_state_back(engine):

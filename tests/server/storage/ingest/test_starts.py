@@ -7,7 +7,20 @@ import pytest
 from rankscope.server.storage.ingest.starts import starts
 
 
-def process(rank, attempt, begin, end, first=0, *, state="finished", host="a", sent=0.0, began=0.0):
+def process(
+    rank,
+    attempt,
+    begin,
+    end,
+    first=0,
+    *,
+    state="finished",
+    host="a",
+    sent=0.0,
+    began=0.0,
+    boot="",
+    steady=0.0,
+):
     """As the server saw it from `begin` to `end`; by its own clock from `began` to `sent`."""
     return SimpleNamespace(
         rank=rank,
@@ -16,6 +29,9 @@ def process(rank, attempt, begin, end, first=0, *, state="finished", host="a", s
         host=host,
         started_at=began,
         sent_at=sent,
+        boot=boot,
+        steady=steady,
+        set_ahead=began - steady if boot else 0.0,
         first_seen=begin,
         last_seen=end,
         first_step=first,
@@ -117,6 +133,26 @@ def test_what_came_from_the_disk_when_the_next_start_ran_is_sorted_by_the_ranks_
     first = (late(0, 0, 0, 10, "a"), late(1, 0, 1, 10, "b"))
     second = (late(0, 1, 20, 30, "a"), late(1, 1, 21, 30, "b"))
     assert found(*first, *second) == ([0, 0, 1, 1], None)
+
+
+def test_a_clock_that_was_set_back_between_two_launches_makes_one_of_them_no_part_of_the_other():
+    def launched(attempt, begin, ahead):
+        return [
+            process(
+                rank,
+                attempt,
+                1e6 + begin,
+                1e6 + begin + 10,
+                began=1e6 + begin + ahead,
+                sent=1e6 + begin + 10 + ahead,
+                boot="x",
+                steady=begin + 50.0,
+            )
+            for rank in range(2)
+        ]
+
+    both = (*launched(0, 0, 0.0), *launched(1, 20, -3600.0))
+    assert found(*both) == ([0, 0, 1, 1], None)
 
 
 def test_one_row_alone():
