@@ -17,7 +17,8 @@ from rankscope.server.detectors.layer.collapsed import CollapsedState
 from rankscope.server.detectors.layer.cut import Cut, cut_finding, never_finding
 from rankscope.server.detectors.layer.idle import MAX_NAMES, Idle, idle_finding
 from rankscope.server.detectors.layer.learning import Learning, LearningPolicy
-from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share, Steps
+from rankscope.server.detectors.layer.silent_rank import SilentRanks
+from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Steps
 from rankscope.server.detectors.samples import LayerSample, layer_samples
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.walking import together
@@ -45,7 +46,6 @@ class DeadPolicy(LearningPolicy):
         nearly_all: the same share, from which on it is critical.
         looks: consecutive samples at which the units did nothing.
         back: number of observations that show how many tensors usually have no gradient.
-        nothing_left: loss below which no gradient is needed any more.
         alike: scatter of the samples of a batch, relative to their size, below which all are alike.
         calm: steps without it after which it is over.
     """
@@ -59,7 +59,6 @@ class DeadPolicy(LearningPolicy):
     nearly_all: Share = 0.9
     looks: Count = 3
     back: Observations = 256
-    nothing_left: Number = 1e-12
     alike: Share = 1e-4
     calm: Steps = 8
 
@@ -87,6 +86,7 @@ class DeadState:
     outputs: CollapsedState
     rebuilt: reconstruction.ReconstructionState
     learning: Learning
+    ranks: SilentRanks
     steps: int = 0
     counted: int = 0
     nothing_left: int = 0
@@ -116,7 +116,10 @@ class LayerDead(Detector[DeadState]):
         all of the last 256 observations, of which there are 8 or more (20 where it varies by
         itself), at 4 consecutive observations: experts and heads that have no sample now and then
         are among those 256. Which tensors it is comes from the norms of single tensors, at sampled
-        steps. Where there is no gradient at all, and no loss either, everything is learned. Units:
+        steps. Where there is no gradient at all, and no loss either, everything is learned. Ranks:
+        one whose `grad_norm` was above 0 at 8 observations or more, at all of the last 64, and is
+        exactly 0 at 16 in a row while that of another rank is not, and its own loss, if it has one,
+        is not 0 either. Units:
         more than half of those of a ReLU module were 0, or of a tanh or sigmoid module at the end
         of their range, for 512 samples or more of every rank that reports them, at 3 consecutive
         samples. Outputs: where a model's vectors are compared with each other and not with targets
@@ -133,7 +136,8 @@ class LayerDead(Detector[DeadState]):
         -2.5). Over after 8 steps (32) without it.
 
     Severity:
-        Warning for tensors without a gradient, critical for more than half of them; info for those
+        Warning for tensors without a gradient, critical for more than half of them, or all of a
+        rank's; info for those
         that had none in the first 32 observations (a warning for a third of all elements that the
         optimizer holds). For more than half of a module's units dead a warning, once 16 losses
         after it show harm: the loss is above what it was before by 4 standard errors, or has not
@@ -161,7 +165,7 @@ class LayerDead(Detector[DeadState]):
     kinds: ClassVar[tuple[str, ...]] = ("layer.dead",)
     policies: ClassVar[type[Policy]] = DeadPolicy
     wants: ClassVar[tuple[str, ...]] = (
-        *("tensors_without_gradient", "loss"),
+        *("tensors_without_gradient", "loss", "grad_norm"),
         *("update_ratio", "input_spread"),
         *collapsed.SERIES,
         *reconstruction.SERIES,
@@ -185,6 +189,7 @@ class LayerDead(Detector[DeadState]):
             outputs=CollapsedState(Watch(calm)),
             rebuilt=reconstruction.ReconstructionState(self.policy),
             learning=Learning(self.policy),
+            ranks=SilentRanks(self.policy),
         )
 
     def advance(self, window: Window, state: DeadState) -> Outcome:
@@ -216,6 +221,7 @@ class LayerDead(Detector[DeadState]):
         for step, row in together(window, "loss", "input_spread", *outputs):
             state.outputs.push(step, row, self.policy)
             state.rebuilt.push(step, row)
+        state.ranks.take(window)
         findings = [cut_finding(e, window) for e in state.cut.take(window.last_step)]
         findings += [
             never_finding(e, window, large_part=self.policy.large_part)
@@ -226,6 +232,7 @@ class LayerDead(Detector[DeadState]):
             for what in sorted(state.units)
             for e in state.units[what].take(window.last_step)
         ]
+        findings += state.ranks.findings(window.last_step)
         findings += [collapsed.finding(e) for e in state.outputs.watch.take(window.last_step)]
         findings += [reconstruction.finding(e) for e in state.rebuilt.watch.take(window.last_step)]
         return Outcome({"layer.dead": _check(window, state, self.policy)}, tuple(findings))
@@ -389,6 +396,8 @@ def _check(window: Window, state: DeadState, policy: DeadPolicy) -> Check:
         units = watch.open(window.last_step)
         if units is not None:
             return Check(Status.OPEN, f"{_idle(units, policy).title}.")
+    if (silent := state.ranks.open(window.last_step)) is not None:
+        return Check(Status.OPEN, f"{silent.title}.")
     outputs = state.outputs.watch.open(window.last_step)
     if outputs is not None:
         return Check(Status.OPEN, f"{collapsed.finding(outputs).title}.")

@@ -312,3 +312,34 @@ def compressed(
         reductions=tuple(made),
         config={"data_parallel": {"communication_hooks": list(hooks)}} if hooks else {},
     )
+
+
+def stages(
+    seed: int,
+    *,
+    at: int = 80,
+    until: int = 10**9,
+    every: int = 1,
+    idle: float = 0.0,
+    loss: float = 0.5,
+) -> Trace:
+    """Two stages of a pipeline, each with parameters of its own; the first one gets no gradient.
+
+    Args:
+        at, until: steps between which that is so.
+        every: steps from one observation to the next.
+        idle: share of the steps at which it has none from the start on.
+        loss: what the loss of both comes to.
+    """
+    random = np.random.default_rng(seed)
+    each = np.arange(0, 260, every)
+    shape = (2, len(each))
+    norms = 0.02 * np.exp(0.2 * random.standard_normal(shape))
+    gone = (each >= at) & (each < until) | (random.random(len(each)) < idle)
+    norms[0, gone] = 0.0
+    course = loss + (1 - loss) * np.exp(-each / 20)
+    losses = course * np.exp(0.05 * random.standard_normal(shape))
+    if not loss:
+        losses[0, gone] = 0.0
+    series = {"loss": losses, "grad_norm": norms, "tensors_without_gradient": np.zeros(shape)}
+    return Trace("stages", seed, each, series)

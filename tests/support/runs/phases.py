@@ -13,7 +13,13 @@ from tests.support.runs.traces import Trace
 
 
 def unlike_targets(
-    seed: int, *, times: float = 50.0, falls: float = 0.0, scale: float = 0.002, steps: int = 400
+    seed: int,
+    *,
+    times: float = 50.0,
+    falls: float = 0.0,
+    scale: float = 0.002,
+    inputs: float = 1.0,
+    steps: int = 400,
 ) -> Trace:
     """A regression whose outputs begin far from its targets.
 
@@ -21,6 +27,7 @@ def unlike_targets(
         times: loss over that of the mean of all targets, in the end.
         falls: the same, lost from the first step to the last.
         scale: size of the outputs over that of the targets, in the first steps.
+        inputs: their root mean square.
     """
     random = np.random.default_rng(seed)
     each = np.arange(steps)
@@ -30,6 +37,7 @@ def unlike_targets(
         "loss": loss,
         "explained_deviance": 1 - loss,
         "output_scale": np.full(loss.shape, scale),
+        "input_rms": np.full(loss.shape, inputs),
         "update_ratio": np.full(loss.shape, 2e-3),
         "lr": np.full(loss.shape, 1e-3),
     }

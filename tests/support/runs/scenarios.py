@@ -16,12 +16,13 @@ from tests.support.runs.chain import chain
 from tests.support.runs.courses import (
     answers,
     constant_answers,
+    guessing,
     thrown_away,
     weights,
     zero_at,
     zeros,
 )
-from tests.support.runs.layered import compressed, layered, noisy_gradients, odd_batches
+from tests.support.runs.layered import compressed, layered, noisy_gradients, odd_batches, stages
 from tests.support.runs.liveness import failing, silence, stalled
 from tests.support.runs.logged import logged
 from tests.support.runs.memory import memory
@@ -41,7 +42,7 @@ from tests.support.runs.phases import (
     unlike_targets,
 )
 from tests.support.runs.pushes import pushes
-from tests.support.runs.recurring import blown_up, heavy_tails, skipping, stuck, teeth
+from tests.support.runs.recurring import blown_up, heavy_tails, running_away, skipping, stuck, teeth
 from tests.support.runs.replicas import apart
 from tests.support.runs.reported import frozen_written, set_back, skipped_gradients, state_changed
 from tests.support.runs.resizing import resized
@@ -249,6 +250,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         stalled,
         failing,
         layered,
+        stages,
         odd_batches,
         noisy_gradients,
         compressed,
@@ -266,6 +268,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         weighted,
         answers,
         constant_answers,
+        guessing,
         thrown_away,
         frozen_written,
         skipped_gradients,
@@ -276,6 +279,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         heavy_tails,
         teeth,
         blown_up,
+        running_away,
         skipping,
         stuck,
         unlike_targets,
