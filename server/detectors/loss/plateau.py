@@ -56,7 +56,7 @@ class PlateauState:
     turns: bool = False
     first_update: float = 0.0
     first_updates: int = 0
-    shares: deque[float] = field(default_factory=deque)
+    shares: deque[tuple[int, float]] = field(default_factory=deque)  # with the count of losses
     scales: list[float] = field(default_factory=list)
     inputs: deque[float] = field(default_factory=lambda: deque(maxlen=BLOCK))
     known: list[tuple[int, float]] = field(default_factory=list)
@@ -200,8 +200,8 @@ class LossPlateau(Detector[PlateauState]):
 
     def _share(self, step: int, share: float, state: PlateauState) -> None:
         """Takes the share of the deviance explained, NaN where it was not posted."""
-        state.shares.append(share)
         if math.isfinite(share):
+            state.shares.append((state.total, share))
             state.block.append((step, share))
         if len(state.block) == BLOCK:
             mean = float(np.mean([value for _, value in state.block]))
@@ -209,13 +209,24 @@ class LossPlateau(Detector[PlateauState]):
             del state.known[:-_MOST_BLOCKS]
             state.block.clear()
 
+    def _recent_shares(self, state: PlateauState) -> list[float]:
+        """The shares of the last losses; where few of these were sampled, the newest ones.
+
+        They are as many as are needed, and of the second half of the run.
+        """
+        policy, total = self.policy, state.total
+        recent = [share for at, share in state.shares if at > total - policy.last]
+        if len(recent) >= policy.shares:
+            return recent
+        return [share for at, share in state.shares if 2 * at > total][-policy.shares :]
+
     def _judge(self, step: int, state: PlateauState) -> None:
         policy = self.policy
         first, last = float(np.mean(state.first)), float(np.mean(state.last))
         state.flat = first - last <= policy.min_gain * abs(first)
         # Once it has fallen it may rise again, which is no matter of this kind.
         state.moved |= not state.flat
-        shares = [share for share in state.shares if math.isfinite(share)]
+        shares = self._recent_shares(state)
         explained = float(np.mean(shares)) if len(shares) >= policy.shares else math.nan
         nothing, rash = self._constant(shares, state), self._rash(explained, state)
         worse = self._worse(shares, state)
