@@ -124,14 +124,26 @@ def turns(
 
 
 def given_to_the_loss(
-    seed: int, *, series: str = "scores_softmaxed", value: float = 0.0, since: int = 0
+    seed: int,
+    *,
+    series: str = "scores_softmaxed",
+    value: float = 0.0,
+    since: int = 0,
+    games: bool = False,
 ) -> Trace:
-    """What a loss function is given, at every second step: right before step `since`."""
+    """What a loss function is given, at every second step: right before step `since`.
+
+    Args:
+        games: another optimizer steps in turns with this one.
+    """
     each = np.arange(100)
     right = 1.0 if series == "loss_broadcast" else 0.0
     values = np.where(each < since, right, value) * np.ones((2, 1))
     there = np.broadcast_to(each % 2 == 0, values.shape).copy()
-    return Trace("given to the loss", seed, each, {series: values}, {series: there})
+    turns = Occurrence(0, 0, "optimizers.turns", "turns", {"optimizers": 2}, 0.0)
+    events = (turns,) if games else ()
+    there_too = {series: there}
+    return Trace("given to the loss", seed, each, {series: values}, there_too, events=events)
 
 
 def mixed(
