@@ -26,6 +26,9 @@ from rankscope.server.detectors.wording import count, percent
 from rankscope.server.window import Check, Status, Window
 
 _GRACE = 20
+# Consecutive samples at which modules are called without gradients: what a program does it does
+# every time.
+_BARRED = 8
 _METRICS = {"dead_units_lasting": "dead", "saturated_units_lasting": "saturated"}
 
 
@@ -76,6 +79,7 @@ class DeadState:
         least: fewest tensors without a gradient at any observation.
         update: the largest, relative to the parameters, while no unit was idle, and its step.
         spread: largest scatter of the samples of a batch; -1 where it is not known.
+        barred: of the last samples, how many tensors had modules called without gradients.
         idle: consecutive samples at which most units of a module were idle, by what and module.
     """
 
@@ -98,6 +102,7 @@ class DeadState:
     silent: tuple[str, ...] = ()
     least: int = -1
     first_step: int = -1
+    barred: deque[int] = field(default_factory=lambda: deque(maxlen=_BARRED))
     modules: int = 0
     update: tuple[float, int] = (0.0, -1)
     spread: float = -1.0
@@ -137,19 +142,20 @@ class LayerDead(Detector[DeadState]):
 
     Severity:
         Warning for tensors without a gradient, critical for more than half of them, or all of a
-        rank's; info for those
-        that had none in the first 32 observations (a warning for a third of all elements that the
-        optimizer holds). For more than half of a module's units dead a warning, once 16 losses
-        after it show harm: the loss is above what it was before by 4 standard errors, or has not
-        come 10 % below the first one and does not fall (Mann-Kendall Z above -2.5). Where it has,
-        and its median is not 10 % below that before, once the 100 losses after it do not fall and
-        their slope is less than a quarter of that of the 100 before it (by 2.5 standard errors), or
-        nothing was learned. Until then, and where the training learns on, info.
-        Critical from 90 % on; info for saturated ones. Critical for outputs that are alike, a
-        warning for those in the shape of the input.
+        rank's; info for those that had none in the first 32 observations (a warning for a third of
+        all elements that the optimizer holds, and where modules of them are called under `no_grad`
+        at 8 consecutive samples: `tensors_called_without_gradient`). For more than half of a
+        module's units dead a warning, once 16 losses after it show harm: the loss is above what it
+        was before by 4 standard errors, or has not come 10 % below the first one and does not fall
+        (Mann-Kendall Z above -2.5). Where it has, and its median is not 10 % below that before,
+        once the 100 losses after it do not fall and their slope is less than a quarter of that of
+        the 100 before it (by 2.5 standard errors), or nothing was learned. Until then, and where
+        the training learns on, info. Critical from 90 % on; info for saturated ones. Critical for
+        outputs that are alike, a warning for those in the shape of the input.
 
     Evidence:
-        `missing` (tensors without a gradient) `of` this many, `usual`; of units `shares` by module,
+        `missing` (tensors without a gradient) `of` this many, `usual`,
+        `called_without_gradient`; of units `shares` by module,
         `largest_update` before it, relative to the parameters, and `input_spread` where it is
         posted: of samples that are all alike units have no choice. Of outputs `output_spread` and
         `output_spread_at_first`, and the `loss` and `loss_at_first`; of those in the shape of the
@@ -165,7 +171,7 @@ class LayerDead(Detector[DeadState]):
     kinds: ClassVar[tuple[str, ...]] = ("layer.dead",)
     policies: ClassVar[type[Policy]] = DeadPolicy
     wants: ClassVar[tuple[str, ...]] = (
-        *("tensors_without_gradient", "loss", "grad_norm"),
+        *("tensors_without_gradient", "tensors_called_without_gradient", "loss", "grad_norm"),
         *("update_ratio", "input_spread"),
         *collapsed.SERIES,
         *reconstruction.SERIES,
@@ -198,6 +204,8 @@ class LayerDead(Detector[DeadState]):
         counts = _least(window, "tensors_without_gradient")
         losses = _least(window, "loss")
         updates, spreads = _least(window, "update_ratio"), _least(window, "input_spread")
+        barred = _least(window, "tensors_called_without_gradient")
+        state.barred.extend(int(barred[step]) for step in sorted(barred))
         seen = dict(layer_samples(window, "grad_norm", *_METRICS))
         for step in sorted({*counts, *seen, *updates, *spreads, *losses}):
             if step in losses:
@@ -319,6 +327,7 @@ class LayerDead(Detector[DeadState]):
         facts.missing, facts.of, facts.names = state.least, of, state.silent[:MAX_NAMES]
         if state.sampled >= self.policy.evidence:
             facts.share = _untrained(window, state)
+        facts.barred = min(state.barred) if len(state.barred) == _BARRED else 0
 
     def _units(self, sample: LayerSample, what: str, state: DeadState) -> None:
         known = ~np.isnan(sample.values)

@@ -33,6 +33,7 @@ def layered(
     every: int = 4,
     without: tuple[str, ...] = (),
     stands: bool = False,
+    barred: int = -1,
 ) -> Trace:
     """Layers that have gradients, or get none from step `at` on.
 
@@ -46,6 +47,7 @@ def layered(
         every: steps from one sample of single tensors to the next.
         without: metrics that are not posted.
         stands: the loss falls no further from `at` on.
+        barred: tensors of modules that are called without gradients; -1: not posted.
     """
     random = np.random.default_rng(seed)
     at_step = np.arange(steps)
@@ -106,12 +108,15 @@ def layered(
         "update_ratio": np.where(looked, ratios, 0.0),
         "lr": np.broadcast_to(rate, (ranks, steps)).copy(),
     }
+    if barred >= 0:
+        series["tensors_called_without_gradient"] = np.full((ranks, steps), float(barred))
+    sampled = {"update_ratio", "tensors_called_without_gradient"} & (series.keys() - {*without})
     return Trace(
         "layered",
         seed,
         at_step,
         {name: values for name, values in series.items() if name not in without},
-        {"update_ratio": looked} if "update_ratio" not in without else {},
+        dict.fromkeys(sampled, looked),
         layers=tuple(one for one in made if one.metric not in without),
     )
 
