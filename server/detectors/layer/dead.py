@@ -79,6 +79,7 @@ class DeadState:
         least: fewest tensors without a gradient at any observation.
         update: the largest, relative to the parameters, while no unit was idle, and its step.
         spread: largest scatter of the samples of a batch; -1 where it is not known.
+        counting: ranks that have counted them.
         barred: of the last samples, how many tensors had modules called without gradients.
         idle: consecutive samples at which most units of a module were idle, by what and module.
     """
@@ -101,6 +102,7 @@ class DeadState:
     alive: set[str] = field(default_factory=set)
     silent: tuple[str, ...] = ()
     least: int = -1
+    counting: set[int] = field(default_factory=set)
     first_step: int = -1
     barred: deque[int] = field(default_factory=lambda: deque(maxlen=_BARRED))
     modules: int = 0
@@ -123,22 +125,21 @@ class LayerDead(Detector[DeadState]):
         are among those 256. Which tensors it is comes from the norms of single tensors, at sampled
         steps. Where there is no gradient at all, and no loss either, everything is learned. Ranks:
         one whose `grad_norm` was above 0 at 8 observations or more, at all of the last 64, and is
-        exactly 0 at 16 in a row while that of another rank is not, and its own loss, if it has one,
-        is not 0 either. Units:
-        more than half of those of a ReLU module were 0, or of a tanh or sigmoid module at the end
-        of their range, for 512 samples or more of every rank that reports them, at 3 consecutive
-        samples. Outputs: where a model's vectors are compared with each other and not with targets
-        (two or more of a shape in a step, or one whose halves are views of the same samples: a
-        median `output_halves` of the first 8 of 0.6 or less; and no `explained_deviance`, or
-        targets whose deviance comes to less than a tenth of that at first, as outputs that stand
-        for targets have), the median spread of their directions at 16 consecutive of 100
-        observations or more is below 0.1, below a quarter of that at first and of that of the
-        inputs, and no more than 1.5 times its lowest, while the loss is at its best. Of any other
-        output, one a step, it has come to 3 % of what it then was, too, and the loss has fallen by
-        a power of that between 0.4 and 2.5: half of it is compared with the other half. Or, where
-        an output has the shape of the input, the median spread of 32 of 160 or more is below 2 % of
-        the square of `input_spread`, while the last 100 losses do not fall (Mann-Kendall Z above
-        -2.5). Over after 8 steps (32) without it.
+        exactly 0 at 16 in a row while that of another rank is not (at 4 since then), and its own
+        loss, if it has one, is not 0 either. Units: more than half of those of a ReLU module were
+        0, or of a tanh or sigmoid module at the end of their range, for 512 samples or more of
+        every rank that reports them, at 3 consecutive samples. Outputs: where a model's vectors are
+        compared with each other and not with targets (two or more of a shape in a step, or one
+        whose halves are views of the same samples: a median `output_halves` of the first 8 of 0.6
+        or less; and no `explained_deviance`, or targets whose deviance comes to less than a tenth
+        of that at first, as outputs that stand for targets have), the median spread of their
+        directions at 16 consecutive of 100 observations or more is below 0.1, below a quarter of
+        that at first and of that of the inputs, and no more than 1.5 times its lowest, while the
+        loss is at its best. Of any other output, one a step, it has come to 3 % of what it then
+        was, too, and the loss has fallen by a power of that between 0.4 and 2.5: half of it is
+        compared with the other half. Or, where an output has the shape of the input, the median
+        spread of 32 of 160 or more is below 2 % of the square of `input_spread`, while the last 100
+        losses do not fall (Mann-Kendall Z above -2.5). Over after 8 steps (32) without it.
 
     Severity:
         Warning for tensors without a gradient, critical for more than half of them, or all of a
@@ -202,6 +203,7 @@ class LayerDead(Detector[DeadState]):
         """Goes through counts and samples, step by step."""
         state.steps += len(window.steps)
         counts = _least(window, "tensors_without_gradient")
+        alone = self._alone(window, state)
         losses = _least(window, "loss")
         updates, spreads = _least(window, "update_ratio"), _least(window, "input_spread")
         barred = _least(window, "tensors_called_without_gradient")
@@ -221,7 +223,9 @@ class LayerDead(Detector[DeadState]):
                 silent = self._gradients(gradients, missing, state)
                 missing = len(silent) if missing is None else missing
             if missing is not None:
-                self._count(window, step, int(missing), silent, losses.get(step), state)
+                self._count(
+                    window, step, int(missing), silent, losses.get(step), state, alone=step in alone
+                )
             for metric, what in _METRICS.items():
                 if metric in found:
                     self._units(found[metric], what, state)
@@ -244,6 +248,17 @@ class LayerDead(Detector[DeadState]):
         findings += [collapsed.finding(e) for e in state.outputs.watch.take(window.last_step)]
         findings += [reconstruction.finding(e) for e in state.rebuilt.watch.take(window.last_step)]
         return Outcome({"layer.dead": _check(window, state, self.policy)}, tuple(findings))
+
+    def _alone(self, window: Window, state: DeadState) -> set[int]:
+        """Steps at which some ranks count tensors without a gradient, and others do not.
+
+        They may be stages of a pipeline, of which each has parameters of its own.
+        """
+        steps, rows = rank_rows(window, "tensors_without_gradient")
+        posted = np.isfinite(rows)
+        state.counting.update(window.ranks[posted.any(axis=0)].tolist())
+        counting = np.isin(window.ranks, sorted(state.counting))
+        return {int(step) for step in steps[(~posted & counting).any(axis=1)]}
 
     def _gradients(
         self, sample: LayerSample, missing: float | None, state: DeadState
@@ -274,8 +289,12 @@ class LayerDead(Detector[DeadState]):
         silent: tuple[str, ...] | None,
         loss: float | None,
         state: DeadState,
+        *,
+        alone: bool,
     ) -> None:
         of = len(state.names) or int(window.config.get("parameter_tensors") or 0)
+        if of and missing >= of and alone:
+            return  # other ranks, which were not sampled, may hold something else
         if of and missing >= of and loss is not None and abs(loss) < self.policy.nothing_left:
             state.nothing_left += 1  # to learn
             return

@@ -26,18 +26,21 @@ class SilentRankPolicy(Policy):
             rank has one at every step.
         silent: consecutive observations without: experts of a rank may have no sample, but not at
             so many steps where they had one at every step before.
+        others: observations of another rank since then, at which it has a gradient.
         nothing_left: loss of a rank below which it needs no gradient any more.
     """
 
     spoke: Observations = 8
     silent: Observations = 16
+    others: Observations = 4
     nothing_left: Number = 1e-12
 
 
 @dataclass(slots=True)
 class Course:
-    """Of a rank: whether its last gradients were zero, and since when they have been."""
+    """Of a rank: whether its last gradients were zero, since when, and the last that were not."""
 
+    spoke: deque[int] = field(default_factory=lambda: deque(maxlen=64))
     zeros: deque[bool] = field(default_factory=lambda: deque(maxlen=64))
     in_a_row: int = 0
     since: int = -1
@@ -60,8 +63,7 @@ class SilentRanks:
         at, losses = rank_rows(window, "loss")
         known: Mapping[int, np.ndarray] = dict(zip(at.tolist(), losses, strict=True))
         for step, norms in zip(*rank_rows(window, "grad_norm"), strict=True):
-            if np.nanmax(norms, initial=0.0) > 0:  # of anybody: the training goes on
-                self._step(int(step), window.ranks, norms, known.get(int(step)))
+            self._step(int(step), window.ranks, norms, known.get(int(step)))
 
     def _step(
         self, step: int, ranks: np.ndarray, norms: np.ndarray, losses: np.ndarray | None
@@ -76,12 +78,21 @@ class SilentRanks:
                 course.zeros.append(False)
                 course.in_a_row = 0
                 course.watch.good(step)
+                if norm > 0:
+                    course.spoke.append(step)
                 continue
             course.since = course.since if course.in_a_row else step
             course.in_a_row += 1
             spoke = len(course.zeros) >= self.policy.spoke and not any(course.zeros)
-            if spoke and course.in_a_row >= self.policy.silent:
+            if spoke and course.in_a_row >= self.policy.silent and self._others(course.since):
                 course.watch.bad(step, None, first_step=course.since)
+
+    def _others(self, since: int) -> bool:
+        """Whether the training goes on without this rank. Ranks may be sampled at other steps."""
+        return any(
+            sum(step >= since for step in course.spoke) >= self.policy.others
+            for course in self.ranks.values()
+        )
 
     def findings(self, last_step: int) -> list[Finding]:
         """Of all ranks, in their order."""

@@ -190,7 +190,7 @@ class LossDiverging(Detector[DivergingState]):
             state.bottomless.norm(norms.get(step, math.nan))
             state.unmeasured.push(step, finite=math.isfinite(value))
             if not math.isfinite(value):
-                self._ends(state)
+                self._ends(state, step)
                 continue
             state.bottomless.push(step, value)
             state.companions.pass_to(step)
@@ -253,11 +253,13 @@ class LossDiverging(Detector[DivergingState]):
         limit = self.policy.blown_up
         return not state.signed and now > limit * max(before, state.progress.start) > 0
 
-    def _ends(self, state: DivergingState) -> None:
+    def _ends(self, state: DivergingState, step: int) -> None:
         """The loss is not finite any more: whether it had risen above its start before."""
         rose = state.above and not state.signed and state.values[-1] > state.progress.start
         if rose and state.incident is None:
             self._open(state)
+        if state.incident is not None:
+            state.incident.last_step = step  # it has not come back
 
     def _lost(self, progress: Progress, median: float, *, moved: bool) -> float:
         if moved:

@@ -327,6 +327,7 @@ def stages(
     every: int = 1,
     idle: float = 0.0,
     loss: float = 0.5,
+    apart: bool = False,
 ) -> Trace:
     """Two stages of a pipeline, each with parameters of its own; the first one gets no gradient.
 
@@ -335,6 +336,7 @@ def stages(
         every: steps from one observation to the next.
         idle: share of the steps at which it has none from the start on.
         loss: what the loss of both comes to.
+        apart: the second one is sampled at every third step, and counts tensors without a gradient.
     """
     random = np.random.default_rng(seed)
     each = np.arange(0, 260, every)
@@ -347,4 +349,10 @@ def stages(
     if not loss:
         losses[0, gone] = 0.0
     series = {"loss": losses, "grad_norm": norms, "tensors_without_gradient": np.zeros(shape)}
-    return Trace("stages", seed, each, series)
+    there = np.ones(shape, dtype=bool)
+    if apart:
+        there[1] = each % 3 == 0
+        series["tensors_without_gradient"][0] = np.where(gone, 4.0, 0.0)
+    sampled = {"grad_norm": there, "tensors_without_gradient": there}
+    config = {"parameter_tensors": 4}
+    return Trace("stages", seed, each, series, sampled, config=config)
