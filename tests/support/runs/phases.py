@@ -322,6 +322,8 @@ def score(
     along: float = 0.0,
     noise: float = 0.3,
     other: str = "",
+    lost: int = 0,
+    back: float = 1.0,
     losses: tuple[str, ...] = ("loss",),
     steps: int = 400,
 ) -> Trace:
@@ -332,6 +334,8 @@ def score(
         dips: by how much it lies lower about step 100.
         along: autocorrelation of its noise at lag 1; 1: it walks.
         other: another score, which rises.
+        lost: step from which on it loses what it had come to, within some 20; 0: none.
+        back: share of that which it loses.
         losses: what is posted beside it.
     """
     random = np.random.default_rng(seed)
@@ -341,6 +345,8 @@ def score(
     for step in range(1, steps):
         around[step] = along * around[step - 1] + math.sqrt(1 - min(along, 0.9) ** 2) * around[step]
     course = ends * (1 - np.exp(-each / 40)) - dips * np.exp(-(((each - 100) / 60) ** 2))
+    if lost:
+        course *= 1 - back * (1 - np.exp(-np.clip(each - lost, 0, None) / 8))
     series = {name: (course + noise * around).reshape(shape)}
     series |= {loss: 0.3 * random.standard_normal(shape) for loss in losses}
     if other:
