@@ -67,7 +67,7 @@ def lost(name: str, steps: list[int], values: Float64, policy: LostPolicy) -> Lo
     single = float(np.std(np.diff(values))) / math.sqrt(2 * size)
     best, now = float(blocks.max()), float(blocks[-policy.low :].max())
     start = float(values[:size].mean())
-    if now > start + policy.left * (best - start):
+    if best <= max(start, now) or now > start + policy.left * (best - start):
         return None
     last = int(np.flatnonzero(blocks > best - policy.near * (best - now))[-1])
     took = int(np.argmax(blocks[last:] < now + policy.near * (best - now)))
