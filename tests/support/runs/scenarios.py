@@ -6,6 +6,7 @@ Each generator returns something with `windows(cuts)`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -119,12 +120,16 @@ def rescaled(
     gradient: float | None = None,
     rank: int | None = None,
     decay: float = 0.02,
+    beside: str = "",
+    worse: float = 0.0,
 ) -> Trace:
     """`noise` and the norm of its gradient, each multiplied from one step until another.
 
     Args:
         gradient: factor of the gradient norm; that of the loss by default.
         rank: the only one whose loss is multiplied.
+        beside: an accuracy or share of the deviance, 0.6, that is posted at every fourth step.
+        worse: by how much that is less from the one step until the other.
     """
     trace = noise(seed, decay=decay)
     loss = trace.series["loss"]
@@ -133,7 +138,13 @@ def rescaled(
     loss[slice(None) if rank is None else rank, at:until] *= factor
     norm[:, at:until] *= factor if gradient is None else gradient
     trace.series["grad_norm_canary"] = norm
-    return trace
+    if not beside:
+        return trace
+    answers = 0.6 + 0.02 * np.random.default_rng(seed + 2).standard_normal(loss.shape)
+    answers[:, at:until] -= worse
+    trace.series[beside] = answers
+    posted = np.broadcast_to(trace.steps % 4 == 0, loss.shape).copy()
+    return replace(trace, present={**trace.present, beside: posted})
 
 
 def short_batches(
