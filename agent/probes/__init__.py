@@ -19,6 +19,7 @@ from rankscope.agent.probes.modules.layers import LayerNorms
 from rankscope.agent.probes.modules.mode import Mode
 from rankscope.agent.probes.modules.nonfinite import NonFinite
 from rankscope.agent.probes.modules.outputs import Outputs
+from rankscope.agent.probes.modules.without_gradient import WithoutGradient
 from rankscope.agent.probes.optimizer.amp import Amp
 from rankscope.agent.probes.optimizer.learning_rate import LearningRate
 from rankscope.agent.probes.optimizer.precision import Precision
@@ -65,6 +66,7 @@ PROBES: tuple[type[Probe], ...] = (
     NonFinite,
     Activations,
     Outputs,
+    WithoutGradient,
     OptimizerState,
     Buffers,
     RandomState,

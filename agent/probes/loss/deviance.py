@@ -10,6 +10,7 @@ import torch
 
 from rankscope.agent.model.tensors import number
 from rankscope.agent.probes.base import StepFacts
+from rankscope.agent.probes.loss.kept_targets import ABSOLUTE, KeptTargets
 from rankscope.agent.probes.tables import readable
 
 # Numbers that are kept of one kind of target: a class, or a place in a target, has one of its own.
@@ -32,11 +33,12 @@ _WEIGHTS = ("weight", "pos_weight")
 class _Kind:
     """Targets of one kind: sums over them, and the loss of the best constant answer."""
 
-    __slots__ = ("batches", "constant", "count", "mixed", "of_step", "squares", "sums")
+    __slots__ = ("batches", "constant", "count", "kept", "mixed", "of_step", "squares", "sums")
 
     def __init__(self, places: int, device: torch.device) -> None:
         self.sums = torch.zeros(places, dtype=torch.float64, device=device)
         self.squares: torch.Tensor | None = None
+        self.kept: KeptTargets | None = None
         self.count: Any = 0
         self.batches = 0
         self.constant: float | torch.Tensor | None = None
@@ -56,8 +58,9 @@ class Deviance:
 
     1 - L / L0: L is the loss of the batch, L0 that of the best answer which does not depend on the
     input, by all targets that were seen so far: of a cross entropy the entropy of the classes'
-    frequencies (of each label's, where they are binary), of a squared error the variance. For
-    classes this is McFadden's pseudo R^2 (1974), for squares R^2. Nothing is learned from the
+    frequencies (of each label's, where they are binary), of a squared error the variance, of an
+    absolute one (L1, Huber) the mean distance from the median of the newest ones (`KeptTargets`).
+    For classes this is McFadden's pseudo R^2 (1974), for squares R^2. Nothing is learned from the
     inputs as long as it is 0 or less.
 
     `target_deviance` is L0 by the targets of one step alone: of targets that become others, as
@@ -132,6 +135,8 @@ class Deviance:
         counted: Any = None
         if name in _CLASSES:
             counted = self._classes(name, given, scores, target)
+        elif name in ABSOLUTE and scores.shape == target.shape:
+            counted = self._absolute(name, given, target)
         elif (name in _BINARY or name == "mse_loss") and scores.shape == target.shape:
             counted = self._values(name, target)
         if counted is None:
@@ -210,6 +215,25 @@ class Deviance:
             kind.constant = number(_spread(kind))
         if name == "mse_loss" and len(rows) >= _SOME:
             self._variances.append(number(rows.var(0).mean()))
+        return kind.constant, target.numel()
+
+    def _absolute(
+        self, name: str, given: Mapping[str, Any], target: torch.Tensor
+    ) -> tuple[float | torch.Tensor, int] | None:
+        shape = tuple(target.shape[1:])
+        places = math.prod(shape)
+        if not target.dim() or not places or not KeptTargets.fits(places):
+            return None
+        kind = self._kind((name, shape, target.device), 1, target.device)
+        if kind is None:
+            return None
+        kept = kind.kept = kind.kept or KeptTargets(name, given, places, target.device)
+        rows = target.detach().reshape(target.shape[0], places).double()
+        kept.add(rows)
+        if kind.due() or kind.constant is None:
+            kind.constant = number(kept.constant())
+        if len(rows) >= _SOME:
+            self._variances.append(number(kept.least(rows)))
         return kind.constant, target.numel()
 
 

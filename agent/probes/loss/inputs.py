@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -60,6 +60,8 @@ class LossInputs:
     something else; `scores_positive` where `kl_div` is, of which no number is below 0.
     `loss_negated` is 1 where a backward pass begins at the negative of a mean or sum of squared or
     absolute differences; 0 at other passes from then on, and not posted before.
+    `loss_subtracted` is the same of a sum, or difference, of several terms of which one, a loss of
+    torch's with targets that carry no gradient, is taken away.
     `labels_outside` is 1 where a binary cross entropy is given labels below 0 or above 1, which
     is no mistake where single elements of the loss are taken out again (`reduction="none"`).
     `loss_broadcast` says of losses of two tensors of one shape (`mse_loss` and the like) how many
@@ -75,7 +77,7 @@ class LossInputs:
         self._found: dict[str, list[float | torch.Tensor]] = {}
         self._usual = 0
         self._vary = False
-        self._negated = False
+        self._negated = self._subtracted = False
 
     def add(self, name: str, given: Mapping[str, Any]) -> None:
         """Takes what the loss function of that name was called with."""
@@ -109,6 +111,17 @@ class LossInputs:
         times = _times_broadcast(node)
         if times is not None:
             self._found.setdefault("loss_broadcast", []).append(times)
+
+    def add_terms(self, signs: Collection[int]) -> None:
+        """Takes the signs with which losses count in what a backward pass is about to begin from.
+
+        Args:
+            signs: 1 or -1; empty where it is no sum, or nothing is known of its terms.
+        """
+        negative = -1 in signs
+        self._subtracted |= negative
+        if self._subtracted and signs:
+            self._found.setdefault("loss_subtracted", []).append(float(negative))
 
     def end(self, facts: StepFacts) -> None:
         """Reports the means of the step."""

@@ -13,7 +13,13 @@ from typing import Any, NamedTuple
 import torch
 
 from rankscope.agent.probes.loss.classification import Hits
-from rankscope.agent.probes.loss.scaling import ADDITION, SCALINGS, factor_of
+from rankscope.agent.probes.loss.scaling import (
+    ADDITION,
+    NEGATION,
+    SCALINGS,
+    SUBTRACTION,
+    factor_of,
+)
 from rankscope.agent.steps.autograd import sequence
 
 # Functions followed from a sum down to its terms.
@@ -119,3 +125,39 @@ def shares_of(node: Any, terms: Collection[int]) -> dict[int, float] | None:
     if len(found) < len(terms) or not all(f >= 0 for f in factors) or not sum(factors) > 0:
         return None
     return found
+
+
+def signs_in(node: Any, computed: Iterable[Computed]) -> set[int]:
+    """The signs, 1 or -1, with which losses that have targets of their own count in a sum.
+
+    Of those that are reached by sums, differences and products with numbers that are known without
+    waiting for a device; empty for a single loss, which is no sum.
+
+    Args:
+        node: of the graph, where the sum was made.
+    """
+    terms = {one.node for one in computed if one.explained is not None}
+    if not terms:
+        return set()
+    found: set[int] = set()
+    waiting: list[tuple[Any, int]] = [(node, 1)]
+    several = False
+    for _ in range(_MOST_NODES):
+        if not waiting:
+            break
+        below, sign = waiting.pop()
+        kind = type(below)
+        if sequence(below) in terms:
+            found.add(sign)
+        elif kind is ADDITION or kind is SUBTRACTION:
+            signs = (sign, sign if kind is ADDITION else -sign)
+            parts = list(zip((one for one, _ in below.next_functions), signs, strict=False))
+            waiting += [(one, each) for one, each in parts if one is not None]
+            several |= sum(one is not None for one, _ in parts) > 1
+        elif kind is NEGATION:
+            waiting.append((below.next_functions[0][0], -sign))
+        elif kind in SCALINGS:
+            times, scaled = factor_of(below)
+            if times:
+                waiting.append((scaled, sign if times > 0 else -sign))
+    return found if several else set()

@@ -18,11 +18,14 @@ with torch.enable_grad():
     _QUOTIENT, _PRODUCT = type((_one / 1).grad_fn), type((_one * 1).grad_fn)
     _SUMS = frozenset((type(_one.sum().grad_fn), type(_one.sum(()).grad_fn)))
     ADDITION = type((_one + _one).grad_fn)
+    SUBTRACTION, NEGATION = type((_one - _one).grad_fn), type((-_one).grad_fn)
     _HOOKS_ARE_SHOWN = hasattr((_one * 1).grad_fn._raw_saved_other, "unpack_hook")  # type: ignore[union-attr]
 # By class: that is had faster than a node's name.
 SCALINGS = frozenset((_QUOTIENT, _PRODUCT))
 # What a loss may be made of on the way from its parts.
 COMPOSED = SCALINGS | {ADDITION}
+# What has several terms, or one that is taken away.
+OF_TERMS = frozenset((ADDITION, SUBTRACTION, NEGATION))
 _REDUCTION_SUM = 2
 # Additions below which common divisors are searched.
 _DEEPEST = 4

@@ -29,7 +29,13 @@ from torch.nn import functional
 from rankscope.agent.guard import process_wide
 from rankscope.agent.probes.base import Context
 from rankscope.agent.probes.loss.classification import Hits
-from rankscope.agent.probes.loss.scaling import ADDITION, COMPOSED, Root, read_root, weighted
+from rankscope.agent.probes.loss.scaling import (
+    COMPOSED,
+    OF_TERMS,
+    Root,
+    read_root,
+    weighted,
+)
 from rankscope.agent.steps.autograd import graph_task, sequence
 from rankscope.agent.steps.dynamo import leave_alone
 from rankscope.agent.steps.hook_tables import pickled_by_value
@@ -417,7 +423,7 @@ def _backward_begins(tensors: Any, *others: Any) -> Any:
     for ref in _listeners:
         listener = ref()
         if listener is not None:
-            if listener.busy and type(root[2]) is ADDITION:
+            if listener.busy and type(root[2]) in OF_TERMS:
                 listener.terms_of_pass(root[2])
             for parameter in listener.sentinels:
                 if parameter.grad is not None:

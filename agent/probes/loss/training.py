@@ -21,7 +21,13 @@ from rankscope.agent.probes.loss.deviance import Deviance
 from rankscope.agent.probes.loss.evaluation import Evaluation, OutputHook
 from rankscope.agent.probes.loss.inputs import LossInputs
 from rankscope.agent.probes.loss.labels import Labels
-from rankscope.agent.probes.loss.mixtures import Computed, made_by, mixed, shares_in
+from rankscope.agent.probes.loss.mixtures import (
+    Computed,
+    made_by,
+    mixed,
+    shares_in,
+    signs_in,
+)
 from rankscope.agent.probes.loss.next_tokens import NextTokens
 from rankscope.agent.probes.loss.passes import Place, place_now, stack_now
 from rankscope.agent.probes.loss.sources import Pass
@@ -53,9 +59,10 @@ class Loss(Probe):
     something else than their logarithms, and `scores_positive` the same of `kl_div`;
     `labels_outside`, 1 where a binary cross entropy is given labels below 0 or above 1;
     `loss_negated`, 1 where the negative of a squared or absolute error is minimised (0 at other
-    passes from then on); `loss_broadcast`, how many times as many differences were taken as there
-    are outputs (1, or N where [N, 1] met [N]); and `output_scale`, the root mean square of the
-    outputs over that of the targets.
+    passes from then on); `loss_subtracted`, the same of a loss that is one term of a sum;
+    `loss_broadcast`, how many times as many differences were taken as there are outputs (1, or N
+    where [N, 1] met [N]); and `output_scale`, the root mean square of the outputs over that of the
+    targets.
 
     In training the tensor that `backward` starts from is the loss: it is what is minimised. What
     accumulation divided it by and mixed precision multiplied it with is taken back; a weight that
@@ -204,6 +211,7 @@ class Loss(Probe):
 
     def _terms_of_pass(self, node: Any) -> None:
         self._shares = shares_in(node, self._computed)
+        self._inputs.add_terms(signs_in(node, self._computed))
 
     def _hits_of_pass(self, node: Any) -> Hits | None:
         # Losses that are trained on are none of an evaluation, whatever the model's mode is.

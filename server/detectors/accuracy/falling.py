@@ -9,10 +9,12 @@ from functools import cache
 
 import numpy as np
 
+from rankscope.server.detectors.accuracy import lost
+from rankscope.server.detectors.accuracy.lost import Lost, LostPolicy
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.metric.series import is_logged
-from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas
+from rankscope.server.detectors.policy import Count, Observations, Share, Sigmas
 from rankscope.server.detectors.profiles import OWN_GOAL
 from rankscope.server.detectors.statistics import lag_one, mean_over_ranks
 from rankscope.server.detectors.wording import number
@@ -39,7 +41,7 @@ _MOST_SERIES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class FallingPolicy(Policy):
+class FallingPolicy(LostPolicy):
     """Thresholds of `accuracy.stalled` for scores that fall.
 
     Attributes:
@@ -76,6 +78,7 @@ class Scored:
     """
 
     watch: Watch[Fallen]
+    lost: Watch[Lost]
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     waiting: list[float] = field(default_factory=list)
@@ -115,23 +118,37 @@ class Scores:
             if rises(name) and (name in self._known or len(self._known) < _MOST_SERIES):
                 steps, means = mean_over_ranks(window, name)
                 if len(steps):
-                    self._known.setdefault(name, Scored(Watch(self._calm)))
+                    self._known.setdefault(name, Scored(Watch(self._calm), Watch(self._calm)))
                 posted += zip(steps.tolist(), [name] * len(steps), means.tolist(), strict=True)
         for step, name, value in sorted(posted, key=lambda one: one[:2]):
             if math.isfinite(value):
                 one = self._known[name]
-                if one.push(step, value) and one.count >= policy.scored:
+                if one.push(step, value) and one.count >= policy.lost_scored:
                     one.judged = one.count
-                    self._judge(step, name, one, policy)
+                    one.moved = _moved(np.array(one.values))
+                    self._judge_lost(step, name, one, policy)
+                    if one.count >= policy.scored:
+                        self._judge(step, name, one, policy)
+
+    def _rises(self, but: Scored, policy: FallingPolicy) -> bool:
+        """Whether another score rises.
+
+        Of players against each other one wins what the other loses, and a term of a reward may be
+        given up for the whole.
+        """
+        others = (one for one in self._known.values() if one is not but)
+        return any(one.moved > policy.min_fall_error for one in others)
+
+    def _judge_lost(self, step: int, name: str, one: Scored, policy: FallingPolicy) -> None:
+        found = lost.lost(name, one.steps, np.array(one.values), policy)
+        if found is None or self._rises(one, policy):
+            one.lost.good(step)
+            return
+        one.lost.bad(step, found, first_step=found.since).facts = found
 
     def _judge(self, step: int, name: str, one: Scored, policy: FallingPolicy) -> None:
-        values = np.array(one.values)
-        found = _fallen(name, values, policy)
-        one.moved = _moved(values)
-        # Of players against each other one wins what the other loses, and a term of a reward may
-        # be given up for the whole.
-        rising = any(other.moved > policy.min_fall_error for other in self._known.values())
-        if found is None or rising:
+        found = _fallen(name, np.array(one.values), policy)
+        if found is None or self._rises(one, policy):
             one.in_a_row = 0
             one.watch.good(step)
             return
@@ -146,6 +163,10 @@ class Scores:
             _finding(episode)
             for name in sorted(self._known)
             for episode in self._known[name].watch.take(last_step)
+        ] + [
+            lost.finding(episode)
+            for name in sorted(self._known)
+            for episode in self._known[name].lost.take(last_step)
         ]
 
     def open(self, step: int) -> Finding | None:
@@ -154,6 +175,8 @@ class Scores:
             episode = self._known[name].watch.open(step)
             if episode is not None:
                 return _finding(episode)
+            if (gone := self._known[name].lost.open(step)) is not None:
+                return lost.finding(gone)
         return None
 
 

@@ -118,24 +118,26 @@ class AccuracyStalled(Detector[StalledState]):
     Statistic:
         Over 200 observations of both, examined every 10: the medians of 20 blocks of the loss fall
         by more than 5 % of its start (first four against last four; Mann-Kendall Z below -3), while
-        the means of the accuracy's two halves differ by less than twice the standard error of
-        their difference (or 0.005), and the later one is no better than the first 50 observations
-        by more than 3 standard errors (or 0.05). The standard error is that of neighbouring
-        differences (von Neumann 1941). An accuracy above 0.97 has nothing to gain, nor has one of
-        answers that explain half of the deviance. An accuracy that has risen and then stays is no
-        fault of this kind: data have their ceilings, and mixed labels have low ones. It may have
-        risen within those 50, from the first 3 or 10 (by 3 standard errors and 0.05), where the
-        answers explain a tenth of the deviance, or nothing is known of that. Nor is it one where
-        the loss had been as low before the 200: what a restart of the learning rate has raised
-        falls again. Where the
+        the means of the accuracy's two halves differ by less than twice the standard error of their
+        difference (or 0.005), and the later one is no better than the first 50 observations by more
+        than 3 standard errors (or 0.05). The standard error is that of neighbouring differences
+        (von Neumann 1941). An accuracy above 0.97 has nothing to gain, nor has one of answers that
+        explain half of the deviance. An accuracy that has risen and then stays is no fault of this
+        kind: data have their ceilings, and mixed labels have low ones. It may have risen within
+        those 50, from the first 3 or 10 (by 3 standard errors and 0.05), where the answers explain
+        a tenth of the deviance, or nothing is known of that. Nor is it one where the loss had been
+        as low before the 200: what a restart of the learning rate has raised falls again. Where the
         accuracy has a period (as `loss.oscillating` finds shapes that repeat) within which it
-        differs by 0.2, the cause says so. Scores: of
-        120 observations or more, examined after each tenth more and 3 times in a row, of a series
-        that the user logs and whose name says that higher is better (reward, return, score, f1
-        ...), the mean of the last three quarters lies 5 standard errors and 5 % below that of the
-        first 10, 20, 40 or 80, each third of them has lost half of that, and the last third does
-        not rise; no other score has risen. The standard error is by the autocorrelation at lag 1,
-        or by the means of as many observations where that is more.
+        differs by 0.2, the cause says so. Scores: of 120 observations or more, examined after each
+        tenth more and 3 times in a row, of a series that the user logs and whose name says that
+        higher is better (reward, return, score, f1 ...), the mean of the last three quarters lies 5
+        standard errors and 5 % below that of the first 10, 20, 40 or 80, each third of them has
+        lost half of that, and the last third does not rise; no other score has risen. Or, of 80 or
+        more, the last 3 blocks of 10 (or of a 64th part) all lie below its first one and a tenth of
+        what had been gained, by 6 standard errors of a block and the root of the blocks that the
+        fall took, after it had risen by 6: what a score had gained is lost, and it is dated when it
+        left the best. The standard error is by the autocorrelation at lag 1, or by the means of as
+        many observations where that is more.
 
     Severity:
         Warning.
@@ -143,8 +145,8 @@ class AccuracyStalled(Detector[StalledState]):
     Evidence:
         `accuracy`, `accuracy_at_start`, `standard_error`, `loss_before`, `loss_after`, and where
         they are posted `update_ratio` and `lr`. Of a score `series`, `before`, `after`,
-        `standard_error`. Where the accuracy has a period, that and `lowest` and `highest` of the
-        places within it.
+        `standard_error`; of one that has lost what it had gained `start`, `best` and `now`. Where
+        the accuracy has a period, that and `lowest` and `highest` of the places within it.
 
     Source:
         TheDeepChecker's correlation of loss and accuracy, made directional. Found on every seed of

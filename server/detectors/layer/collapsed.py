@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.policy import Number, Observations, Policy, Share, Times
+from rankscope.server.detectors.layer.silent_rank import SilentRankPolicy
+from rankscope.server.detectors.policy import Number, Observations, Share, Times
 from rankscope.server.detectors.statistics import Progress
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import number
@@ -20,7 +21,7 @@ SERIES = (
 
 
 @dataclass(frozen=True, slots=True)
-class CollapsedPolicy(Policy):
+class CollapsedPolicy(SilentRankPolicy):
     """Thresholds of `layer.dead` for outputs that are all the same.
 
     Attributes:

@@ -16,6 +16,7 @@ class Cut:
 
     Attributes:
         share: of the elements that the optimizer is to train, those in tensors that never had one.
+        barred: tensors of modules that are called where no gradient is recorded.
     """
 
     missing: int
@@ -24,6 +25,7 @@ class Cut:
     names: tuple[str, ...] = ()
     before: str = ""
     share: float = 0.0
+    barred: int = 0
 
 
 def cut_finding(episode: Episode[Cut], window: Window) -> Finding:
@@ -80,7 +82,7 @@ def never_finding(episode: Episode[Cut], window: Window, *, large_part: float) -
     return episode.finding(
         kind="layer.dead",
         key="never",
-        severity="warning" if large else "info",
+        severity="warning" if large or facts.barred else "info",
         title=f"{count(facts.missing, 'tensor')}{of} never had a gradient",
         ranks=tuple(int(r) for r in window.ranks),
         tensors=facts.names,
@@ -94,6 +96,10 @@ def never_finding(episode: Episode[Cut], window: Window, *, large_part: float) -
             "initialised."
             if large
             else "",
+            f"Modules that hold {facts.barred:,} of them are called in each training pass under "
+            "`torch.no_grad`: the model works with what they give, and they are not trained."
+            if facts.barred
+            else "",
         ),
         remedy=(
             "If they are not to be trained, set `requires_grad` to False. Else look for what "
@@ -104,5 +110,6 @@ def never_finding(episode: Episode[Cut], window: Window, *, large_part: float) -
             "of": facts.of,
             "usual": 0,
             "elements_share": facts.share,
+            "called_without_gradient": facts.barred,
         },
     )

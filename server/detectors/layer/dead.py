@@ -17,7 +17,8 @@ from rankscope.server.detectors.layer.collapsed import CollapsedState
 from rankscope.server.detectors.layer.cut import Cut, cut_finding, never_finding
 from rankscope.server.detectors.layer.idle import MAX_NAMES, Idle, idle_finding
 from rankscope.server.detectors.layer.learning import Learning, LearningPolicy
-from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share, Steps
+from rankscope.server.detectors.layer.silent_rank import SilentRanks
+from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Steps
 from rankscope.server.detectors.samples import LayerSample, layer_samples
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.walking import together
@@ -25,6 +26,9 @@ from rankscope.server.detectors.wording import count, percent
 from rankscope.server.window import Check, Status, Window
 
 _GRACE = 20
+# Consecutive samples at which modules are called without gradients: what a program does it does
+# every time.
+_BARRED = 8
 _METRICS = {"dead_units_lasting": "dead", "saturated_units_lasting": "saturated"}
 
 
@@ -45,7 +49,6 @@ class DeadPolicy(LearningPolicy):
         nearly_all: the same share, from which on it is critical.
         looks: consecutive samples at which the units did nothing.
         back: number of observations that show how many tensors usually have no gradient.
-        nothing_left: loss below which no gradient is needed any more.
         alike: scatter of the samples of a batch, relative to their size, below which all are alike.
         calm: steps without it after which it is over.
     """
@@ -59,7 +62,6 @@ class DeadPolicy(LearningPolicy):
     nearly_all: Share = 0.9
     looks: Count = 3
     back: Observations = 256
-    nothing_left: Number = 1e-12
     alike: Share = 1e-4
     calm: Steps = 8
 
@@ -77,6 +79,8 @@ class DeadState:
         least: fewest tensors without a gradient at any observation.
         update: the largest, relative to the parameters, while no unit was idle, and its step.
         spread: largest scatter of the samples of a batch; -1 where it is not known.
+        counting: ranks that have counted them.
+        barred: of the last samples, how many tensors had modules called without gradients.
         idle: consecutive samples at which most units of a module were idle, by what and module.
     """
 
@@ -87,6 +91,7 @@ class DeadState:
     outputs: CollapsedState
     rebuilt: reconstruction.ReconstructionState
     learning: Learning
+    ranks: SilentRanks
     steps: int = 0
     counted: int = 0
     nothing_left: int = 0
@@ -97,7 +102,9 @@ class DeadState:
     alive: set[str] = field(default_factory=set)
     silent: tuple[str, ...] = ()
     least: int = -1
+    counting: set[int] = field(default_factory=set)
     first_step: int = -1
+    barred: deque[int] = field(default_factory=lambda: deque(maxlen=_BARRED))
     modules: int = 0
     update: tuple[float, int] = (0.0, -1)
     spread: float = -1.0
@@ -116,36 +123,40 @@ class LayerDead(Detector[DeadState]):
         all of the last 256 observations, of which there are 8 or more (20 where it varies by
         itself), at 4 consecutive observations: experts and heads that have no sample now and then
         are among those 256. Which tensors it is comes from the norms of single tensors, at sampled
-        steps. Where there is no gradient at all, and no loss either, everything is learned. Units:
-        more than half of those of a ReLU module were 0, or of a tanh or sigmoid module at the end
-        of their range, for 512 samples or more of every rank that reports them, at 3 consecutive
-        samples. Outputs: where a model's vectors are compared with each other and not with targets
-        (two or more of a shape in a step, or one whose halves are views of the same samples: a
-        median `output_halves` of the first 8 of 0.6 or less; and no `explained_deviance`, or
-        targets whose deviance comes to less than a tenth of that at first, as outputs that stand
-        for targets have), the median spread of their directions at 16 consecutive of 100
-        observations or more is below 0.1, below a quarter of that at first and of that of the
-        inputs, and no more than 1.5 times its lowest, while the loss is at its best. Of any other
-        output, one a step, it has come to 3 % of what it then was, too, and the loss has fallen by
-        a power of that between 0.4 and 2.5: half of it is compared with the other half. Or, where
-        an output has the shape of the input, the median spread of 32 of 160 or more is below 2 % of
-        the square of `input_spread`, while the last 100 losses do not fall (Mann-Kendall Z above
-        -2.5). Over after 8 steps (32) without it.
+        steps. Where there is no gradient at all, and no loss either, everything is learned. Ranks:
+        one whose `grad_norm` was above 0 at 8 observations or more, at all of the last 64, and is
+        exactly 0 at 16 in a row while that of another rank is not (at 4 since then), and its own
+        loss, if it has one, is not 0 either. Units: more than half of those of a ReLU module were
+        0, or of a tanh or sigmoid module at the end of their range, for 512 samples or more of
+        every rank that reports them, at 3 consecutive samples. Outputs: where a model's vectors are
+        compared with each other and not with targets (two or more of a shape in a step, or one
+        whose halves are views of the same samples: a median `output_halves` of the first 8 of 0.6
+        or less; and no `explained_deviance`, or targets whose deviance comes to less than a tenth
+        of that at first, as outputs that stand for targets have), the median spread of their
+        directions at 16 consecutive of 100 observations or more is below 0.1, below a quarter of
+        that at first and of that of the inputs, and no more than 1.5 times its lowest, while the
+        loss is at its best. Of any other output, one a step, it has come to 3 % of what it then
+        was, too, and the loss has fallen by a power of that between 0.4 and 2.5: half of it is
+        compared with the other half. Or, where an output has the shape of the input, the median
+        spread of 32 of 160 or more is below 2 % of the square of `input_spread`, while the last 100
+        losses do not fall (Mann-Kendall Z above -2.5). Over after 8 steps (32) without it.
 
     Severity:
-        Warning for tensors without a gradient, critical for more than half of them; info for those
-        that had none in the first 32 observations (a warning for a third of all elements that the
-        optimizer holds). For more than half of a module's units dead a warning, once 16 losses
-        after it show harm: the loss is above what it was before by 4 standard errors, or has not
-        come 10 % below the first one and does not fall (Mann-Kendall Z above -2.5). Where it has,
-        and its median is not 10 % below that before, once the 100 losses after it do not fall and
-        their slope is less than a quarter of that of the 100 before it (by 2.5 standard errors), or
-        nothing was learned. Until then, and where the training learns on, info.
-        Critical from 90 % on; info for saturated ones. Critical for outputs that are alike, a
-        warning for those in the shape of the input.
+        Warning for tensors without a gradient, critical for more than half of them, or all of a
+        rank's; info for those that had none in the first 32 observations (a warning for a third of
+        all elements that the optimizer holds, and where modules of them are called under `no_grad`
+        at 8 consecutive samples: `tensors_called_without_gradient`). For more than half of a
+        module's units dead a warning, once 16 losses after it show harm: the loss is above what it
+        was before by 4 standard errors, or has not come 10 % below the first one and does not fall
+        (Mann-Kendall Z above -2.5). Where it has, and its median is not 10 % below that before,
+        once the 100 losses after it do not fall and their slope is less than a quarter of that of
+        the 100 before it (by 2.5 standard errors), or nothing was learned. Until then, and where
+        the training learns on, info. Critical from 90 % on; info for saturated ones. Critical for
+        outputs that are alike, a warning for those in the shape of the input.
 
     Evidence:
-        `missing` (tensors without a gradient) `of` this many, `usual`; of units `shares` by module,
+        `missing` (tensors without a gradient) `of` this many, `usual`,
+        `called_without_gradient`; of units `shares` by module,
         `largest_update` before it, relative to the parameters, and `input_spread` where it is
         posted: of samples that are all alike units have no choice. Of outputs `output_spread` and
         `output_spread_at_first`, and the `loss` and `loss_at_first`; of those in the shape of the
@@ -161,7 +172,7 @@ class LayerDead(Detector[DeadState]):
     kinds: ClassVar[tuple[str, ...]] = ("layer.dead",)
     policies: ClassVar[type[Policy]] = DeadPolicy
     wants: ClassVar[tuple[str, ...]] = (
-        *("tensors_without_gradient", "loss"),
+        *("tensors_without_gradient", "tensors_called_without_gradient", "loss", "grad_norm"),
         *("update_ratio", "input_spread"),
         *collapsed.SERIES,
         *reconstruction.SERIES,
@@ -185,14 +196,18 @@ class LayerDead(Detector[DeadState]):
             outputs=CollapsedState(Watch(calm)),
             rebuilt=reconstruction.ReconstructionState(self.policy),
             learning=Learning(self.policy),
+            ranks=SilentRanks(self.policy),
         )
 
     def advance(self, window: Window, state: DeadState) -> Outcome:
         """Goes through counts and samples, step by step."""
         state.steps += len(window.steps)
         counts = _least(window, "tensors_without_gradient")
+        alone = self._alone(window, state)
         losses = _least(window, "loss")
         updates, spreads = _least(window, "update_ratio"), _least(window, "input_spread")
+        barred = _least(window, "tensors_called_without_gradient")
+        state.barred.extend(int(barred[step]) for step in sorted(barred))
         seen = dict(layer_samples(window, "grad_norm", *_METRICS))
         for step in sorted({*counts, *seen, *updates, *spreads, *losses}):
             if step in losses:
@@ -208,7 +223,9 @@ class LayerDead(Detector[DeadState]):
                 silent = self._gradients(gradients, missing, state)
                 missing = len(silent) if missing is None else missing
             if missing is not None:
-                self._count(window, step, int(missing), silent, losses.get(step), state)
+                self._count(
+                    window, step, int(missing), silent, losses.get(step), state, alone=step in alone
+                )
             for metric, what in _METRICS.items():
                 if metric in found:
                     self._units(found[metric], what, state)
@@ -216,6 +233,7 @@ class LayerDead(Detector[DeadState]):
         for step, row in together(window, "loss", "input_spread", *outputs):
             state.outputs.push(step, row, self.policy)
             state.rebuilt.push(step, row)
+        state.ranks.take(window)
         findings = [cut_finding(e, window) for e in state.cut.take(window.last_step)]
         findings += [
             never_finding(e, window, large_part=self.policy.large_part)
@@ -226,9 +244,21 @@ class LayerDead(Detector[DeadState]):
             for what in sorted(state.units)
             for e in state.units[what].take(window.last_step)
         ]
+        findings += state.ranks.findings(window.last_step)
         findings += [collapsed.finding(e) for e in state.outputs.watch.take(window.last_step)]
         findings += [reconstruction.finding(e) for e in state.rebuilt.watch.take(window.last_step)]
         return Outcome({"layer.dead": _check(window, state, self.policy)}, tuple(findings))
+
+    def _alone(self, window: Window, state: DeadState) -> set[int]:
+        """Steps at which some ranks count tensors without a gradient, and others do not.
+
+        They may be stages of a pipeline, of which each has parameters of its own.
+        """
+        steps, rows = rank_rows(window, "tensors_without_gradient")
+        posted = np.isfinite(rows)
+        state.counting.update(window.ranks[posted.any(axis=0)].tolist())
+        counting = np.isin(window.ranks, sorted(state.counting))
+        return {int(step) for step in steps[(~posted & counting).any(axis=1)]}
 
     def _gradients(
         self, sample: LayerSample, missing: float | None, state: DeadState
@@ -259,8 +289,12 @@ class LayerDead(Detector[DeadState]):
         silent: tuple[str, ...] | None,
         loss: float | None,
         state: DeadState,
+        *,
+        alone: bool,
     ) -> None:
         of = len(state.names) or int(window.config.get("parameter_tensors") or 0)
+        if of and missing >= of and alone:
+            return  # other ranks, which were not sampled, may hold something else
         if of and missing >= of and loss is not None and abs(loss) < self.policy.nothing_left:
             state.nothing_left += 1  # to learn
             return
@@ -312,6 +346,7 @@ class LayerDead(Detector[DeadState]):
         facts.missing, facts.of, facts.names = state.least, of, state.silent[:MAX_NAMES]
         if state.sampled >= self.policy.evidence:
             facts.share = _untrained(window, state)
+        facts.barred = min(state.barred) if len(state.barred) == _BARRED else 0
 
     def _units(self, sample: LayerSample, what: str, state: DeadState) -> None:
         known = ~np.isnan(sample.values)
@@ -389,6 +424,8 @@ def _check(window: Window, state: DeadState, policy: DeadPolicy) -> Check:
         units = watch.open(window.last_step)
         if units is not None:
             return Check(Status.OPEN, f"{_idle(units, policy).title}.")
+    if (silent := state.ranks.open(window.last_step)) is not None:
+        return Check(Status.OPEN, f"{silent.title}.")
     outputs = state.outputs.watch.open(window.last_step)
     if outputs is not None:
         return Check(Status.OPEN, f"{collapsed.finding(outputs).title}.")

@@ -57,6 +57,8 @@ class DivergingPolicy(RisePolicy):
         blown_up: multiple of its start above which a loss is too high however much it scatters: up
             there it has no course that noise could be measured by. Medians of 10 single samples
             stay below.
+        runaway: blocks that open an incident where the last is so many times the one before, and
+            too high as well: what grows by factors like that does not come back.
     """
 
     min_lost: Times = 0.35
@@ -70,6 +72,7 @@ class DivergingPolicy(RisePolicy):
     small_start: Share = 0.1
     game: Times = 20.0
     blown_up: Times = 10.0
+    runaway: Blocks = 2
 
 
 @dataclass(slots=True)
@@ -187,6 +190,7 @@ class LossDiverging(Detector[DivergingState]):
             state.bottomless.norm(norms.get(step, math.nan))
             state.unmeasured.push(step, finite=math.isfinite(value))
             if not math.isfinite(value):
+                self._ends(state, step)
                 continue
             state.bottomless.push(step, value)
             state.companions.pass_to(step)
@@ -238,8 +242,24 @@ class LossDiverging(Detector[DivergingState]):
                 incident.last_step = last_step
                 incident.worst = max(incident.worst, median)
                 incident.lost = max(incident.lost, lost)
-        elif state.above >= policy.blocks:
+        elif state.above >= policy.blocks or (
+            state.above >= policy.runaway and self._runs_away(state)
+        ):
             self._open(state)
+
+    def _runs_away(self, state: DivergingState) -> bool:
+        """Whether the loss grows by factors, far above its start."""
+        before, now = state.blocks[-2].median, state.blocks[-1].median
+        limit = self.policy.blown_up
+        return not state.signed and now > limit * max(before, state.progress.start) > 0
+
+    def _ends(self, state: DivergingState, step: int) -> None:
+        """The loss is not finite any more: whether it had risen above its start before."""
+        rose = state.above and not state.signed and state.values[-1] > state.progress.start
+        if rose and state.incident is None:
+            self._open(state)
+        if state.incident is not None:
+            state.incident.last_step = step  # it has not come back
 
     def _lost(self, progress: Progress, median: float, *, moved: bool) -> float:
         if moved:

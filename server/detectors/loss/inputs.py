@@ -9,6 +9,7 @@ from typing import ClassVar
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy
+from rankscope.server.detectors.profiles import TURNS
 from rankscope.server.detectors.walking import together
 from rankscope.server.detectors.wording import count, number
 from rankscope.server.window import Check, Status, Window
@@ -21,6 +22,7 @@ _RIGHT: Mapping[str, float] = {
     "scores_positive": 0.0,
     "labels_outside": 0.0,
     "loss_negated": 0.0,
+    "loss_subtracted": 0.0,
 }
 
 
@@ -49,9 +51,10 @@ class Given:
 
 @dataclass(slots=True)
 class InputsState:
-    """What `loss.mismatch` remembers, by series."""
+    """What `loss.mismatch` remembers, by series, and whether optimizers step in turns."""
 
     given: dict[str, Given] = field(default_factory=lambda: {name: Given() for name in _RIGHT})
+    turns: bool = False
 
 
 class LossInputs(Detector[InputsState]):
@@ -63,15 +66,17 @@ class LossInputs(Detector[InputsState]):
     logarithms make `nll_loss` and `kl_div` losses without a floor; outputs of the shape [N, 1] and
     targets of the shape [N] make N x N differences, and the best answer is then the mean of all
     targets; with labels of -1 and 1, or of images that were normalised, a binary cross entropy has
-    no floor; and the negative of an error never has one.
+    no floor; and the negative of an error never has one, nor has a sum from which a loss is taken
+    away.
 
     Statistic:
         At 8 consecutive samples `scores_softmaxed`, `scores_unnormalised`, `scores_positive`,
-        `labels_outside` or `loss_negated` above 0, or `loss_broadcast` above 1, on any rank. Over
-        after 8 steps without.
+        `labels_outside`, `loss_negated` or `loss_subtracted` above 0, or `loss_broadcast` above 1,
+        on any rank. Over after 8 steps without.
 
     Severity:
-        Warning.
+        Warning; info for a loss that is taken away where another optimizer of the process steps in
+        turns with this one: the players of a game undo what the other one learns.
 
     Evidence:
         `series` and `value` (its mean over the ranks), `samples` (consecutive ones).
@@ -97,11 +102,12 @@ class LossInputs(Detector[InputsState]):
 
     def advance(self, window: Window, state: InputsState) -> Outcome:
         """Goes through the samples step by step."""
+        state.turns |= any(event.kind == TURNS for event in window.events)
         for step, row in together(window, *self.wants):
             for name, value in row.items():
                 self._take(step, value, value > _RIGHT[name], state.given[name])
         findings = tuple(
-            _finding(name, e, given)
+            _finding(name, e, given, turns=state.turns)
             for name, given in state.given.items()
             for e in given.watch.take(window.last_step)
         )
@@ -122,7 +128,9 @@ class LossInputs(Detector[InputsState]):
         for name, given in state.given.items():
             episode = given.watch.open(window.last_step)
             if episode is not None:
-                return Check(Status.OPEN, f"{_finding(name, episode, given).title}.")
+                return Check(
+                    Status.OPEN, f"{_finding(name, episode, given, turns=state.turns).title}."
+                )
         judged = max(given.judged for given in state.given.values())
         if not judged:
             why = "No loss function of torch's was seen whose scores or shapes can be checked."
@@ -133,7 +141,7 @@ class LossInputs(Detector[InputsState]):
         return Check(Status.OK, f"Scores and shapes were right at {count(judged, 'sampled step')}.")
 
 
-def _finding(name: str, episode: Episode[float], given: Given) -> Finding:
+def _finding(name: str, episode: Episode[float], given: Given, *, turns: bool) -> Finding:
     if name == "loss_broadcast":
         title = f"The loss compares each output with {number(episode.facts)} targets"
         cause = (
@@ -178,6 +186,18 @@ def _finding(name: str, episode: Episode[float], given: Given) -> Finding:
             "Take the minus sign away. A score that is to be maximised (a return, a likelihood) is "
             "negated, an error is not. Nothing, if the outputs are meant to leave the targets."
         )
+    elif name == "loss_subtracted":
+        title = "A loss with targets of its own is taken away from the sum that is minimised"
+        cause = (
+            "In the sum that the backward pass begins from, a cross entropy or an error counts "
+            "with a minus sign: the answers are driven away from its targets, and it has no "
+            "largest value. The other terms may hide that: the sum falls."
+        )
+        remedy = (
+            "Look at the sign, and at the sign of the weight, of each term of the loss, and log "
+            "them one by one. Nothing, if it is meant, as of a discriminator that is to be misled, "
+            "or of data that are to be unlearned."
+        )
     elif name == "labels_outside":
         title = "A binary cross entropy is given labels below 0 or above 1"
         cause = (
@@ -199,7 +219,7 @@ def _finding(name: str, episode: Episode[float], given: Given) -> Finding:
     return episode.finding(
         kind="loss.mismatch",
         key=name,
-        severity="warning",
+        severity="info" if name == "loss_subtracted" and turns else "warning",
         title=title,
         cause=cause,
         remedy=remedy,

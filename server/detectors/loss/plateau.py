@@ -11,8 +11,15 @@ import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.loss.flat import Flat, cause_and_remedy, nothing_of
-from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas, Times
+from rankscope.server.detectors.loss.chance import Chance
+from rankscope.server.detectors.loss.flat import (
+    Flat,
+    cause_and_remedy,
+    explained_now,
+    nothing_of,
+)
+from rankscope.server.detectors.loss.plateau_policy import PlateauPolicy
+from rankscope.server.detectors.policy import Policy
 from rankscope.server.detectors.profiles import TURNS
 from rankscope.server.detectors.statistics import BLOCK, mann_kendall, robust_sigma
 from rankscope.server.detectors.visits import Visits
@@ -20,78 +27,12 @@ from rankscope.server.detectors.walking import median, noise_of_mean, together
 from rankscope.server.detectors.wording import count, number, percent
 from rankscope.server.window import Check, Status, Window
 
-# Scatter of a step's targets over that of all before, from which on it is no chance: of 64 targets
-# it errs by some hundredths.
-_WIDER = 1.25
 # Standard deviations that none of the thousands of blocks of a run exceeds by chance.
 _BY_CHANCE = 4.0
 # Blocks of ten losses that are remembered: what is older says nothing of a plateau of now.
 _MOST_BLOCKS = 8192
 # Losses from one sample to the next.
 _STRIDE = 10
-
-
-@dataclass(frozen=True, slots=True)
-class PlateauPolicy(Policy):
-    """Thresholds of `loss.plateau`.
-
-    Attributes:
-        evidence: losses that are needed before anything is judged.
-        min_gain: share of the first losses that has to be gained.
-        rate: learning rate as a share of the highest so far, below which a step is not meant to
-            teach anything.
-        small_update: update, relative to the parameters, with which nothing can be learned in
-            hundreds of steps.
-        learned: accuracy above which something was learned, if not in this run.
-        accuracy_gain: rise of the accuracy since the start up to which nothing was gained, or more
-            where `gain_error` allows it.
-        gain_error: standard errors of that rise that count as no gain.
-        first: number of losses at the start that are averaged.
-        last: number of most recent losses averaged.
-        explained: share of the deviance explained, up to which the model knows nothing of the
-            targets: a hundredth is less than any model is used for.
-        most_explained: largest such share where single batches scatter so much that less cannot be
-            distinguished from 0, and largest share plus 3 standard errors.
-        shares: observations of that share that are needed.
-        falling: Mann-Kendall Z, below 0, from which on the most recent losses still fall: one of
-            160 flat ones reaches it, and is examined again 10 losses later.
-        arriving: the same where the answers are still worse than a constant one, beyond doubt: who
-            has so far to go is likely on the way. One of three flat ones reaches it, and a fall
-            that -2.5 shows half of the time, 49 of 50 times.
-        rash_begin: largest update of the first steps, relative to the parameters, from which on the
-            initialisation is overwritten: one step changes a tenth of it.
-        rash: median of the most recent updates from which on they are too large; healthy medians
-            reach 7e-3.
-        poor: share of the deviance explained, below which most is left to be learned.
-        worse: share below 0 from which on the answers are far worse than the best constant one:
-            neither the noise of a model that is about to learn nor a fit to other samples of the
-            same data makes the loss half as large again.
-        scale: size of the outputs over that of the targets, from which on the two are of one size.
-        visits: times that a sample has come on average, up to which what a training learns is no
-            memory of its samples: labels at random take tens of epochs to be fitted (Zhang et al.
-            2017).
-    """
-
-    evidence: Observations = 200
-    min_gain: Share = 0.05
-    rate: Share = 0.1
-    small_update: Share = 1e-5
-    learned: Share = 0.6
-    accuracy_gain: Share = 0.05
-    gain_error: Sigmas = 3.0
-    first: Observations = 50
-    last: Observations = 100
-    explained: Share = 0.01
-    most_explained: Share = 0.05
-    shares: Observations = 20
-    falling: Sigmas = 2.5
-    arriving: Sigmas = 0.5
-    rash_begin: Share = 0.1
-    rash: Share = 1e-2
-    poor: Share = 0.5
-    worse: Share = 0.5
-    scale: Share = 0.5
-    visits: Times = 4.0
 
 
 @dataclass(slots=True)
@@ -115,13 +56,15 @@ class PlateauState:
     turns: bool = False
     first_update: float = 0.0
     first_updates: int = 0
-    shares: deque[float] = field(default_factory=deque)
+    shares: deque[tuple[int, float]] = field(default_factory=deque)  # with the count of losses
     scales: list[float] = field(default_factory=list)
+    inputs: deque[float] = field(default_factory=lambda: deque(maxlen=BLOCK))
     known: list[tuple[int, float]] = field(default_factory=list)
     block: list[tuple[int, float]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)  # means of blocks
     unclear: bool = False  # the losses scatter too much to show whether they have moved
     visits: Visits = field(default_factory=Visits)
+    chance: Chance = field(default_factory=Chance)
     watch: Watch[Flat] = field(default_factory=Watch)
 
 
@@ -153,10 +96,13 @@ class LossPlateau(Detector[PlateauState]):
 
     Severity:
         Warning where the accuracy is low, updates are below 1e-5 of the parameters, or the share of
-        the deviance says so; info once the model explains more than 0.01 (by 3 standard errors) or
-        its accuracy has risen, of data of which it has seen each sample up to 4 times, and nothing
-        but the plateau was wrong; info where none of them is posted and the updates are of usual
-        size. Losses that change their sign are surrogates and are not judged.
+        the deviance or the loss of guessing says so; info once the model explains more than 0.01
+        (by 3 standard errors) or its accuracy has risen, of data of which it has seen each sample
+        up to 4 times, and nothing but the plateau was wrong; info where none of them is posted and
+        the updates are of usual size. Info for answers worse than a constant one that lose a third
+        of what they are above it in the second half of the run, unless inputs are large
+        (`input_rms` above 30) or targets are far larger than the outputs. Losses that change their
+        sign are surrogates and are not judged.
 
     Evidence:
         `first`, `last` (means of the loss), `gain`, `standard_error` (of `last`), and where they
@@ -181,6 +127,7 @@ class LossPlateau(Detector[PlateauState]):
         "explained_deviance",
         "output_scale",
         "target_share",
+        "input_rms",
     )
 
     policy: PlateauPolicy
@@ -202,6 +149,7 @@ class LossPlateau(Detector[PlateauState]):
         """Takes the losses one by one."""
         state.turns |= any(event.kind == TURNS for event in window.events)
         state.visits.take(window)
+        state.chance.take(window)
         for step, row in together(window, *self.needs, *self.wants):
             self._remember(row, state)
             loss = row.get("loss", math.nan)
@@ -218,7 +166,7 @@ class LossPlateau(Detector[PlateauState]):
             if state.total % BLOCK == 0:
                 state.losses.append(float(np.mean(list(state.last)[-BLOCK:])))
                 del state.losses[:-_MOST_BLOCKS]
-            self._share(step, _explained_now(row), state)
+            self._share(step, explained_now(row), state)
             if (
                 state.total >= self.policy.evidence
                 and state.total % _STRIDE == 0
@@ -247,11 +195,13 @@ class LossPlateau(Detector[PlateauState]):
                 state.first_norms.append(row["grad_norm"])
         if math.isfinite(row.get("output_scale", math.nan)) and len(state.scales) < BLOCK:
             state.scales.append(row["output_scale"])
+        if math.isfinite(row.get("input_rms", math.nan)):
+            state.inputs.append(row["input_rms"])
 
     def _share(self, step: int, share: float, state: PlateauState) -> None:
         """Takes the share of the deviance explained, NaN where it was not posted."""
-        state.shares.append(share)
         if math.isfinite(share):
+            state.shares.append((state.total, share))
             state.block.append((step, share))
         if len(state.block) == BLOCK:
             mean = float(np.mean([value for _, value in state.block]))
@@ -259,18 +209,30 @@ class LossPlateau(Detector[PlateauState]):
             del state.known[:-_MOST_BLOCKS]
             state.block.clear()
 
+    def _recent_shares(self, state: PlateauState) -> list[float]:
+        """The shares of the last losses; where few of these were sampled, the newest ones.
+
+        They are as many as are needed, and of the second half of the run.
+        """
+        policy, total = self.policy, state.total
+        recent = [share for at, share in state.shares if at > total - policy.last]
+        if len(recent) >= policy.shares:
+            return recent
+        return [share for at, share in state.shares if 2 * at > total][-policy.shares :]
+
     def _judge(self, step: int, state: PlateauState) -> None:
         policy = self.policy
         first, last = float(np.mean(state.first)), float(np.mean(state.last))
         state.flat = first - last <= policy.min_gain * abs(first)
         # Once it has fallen it may rise again, which is no matter of this kind.
         state.moved |= not state.flat
-        shares = [share for share in state.shares if math.isfinite(share)]
+        shares = self._recent_shares(state)
         explained = float(np.mean(shares)) if len(shares) >= policy.shares else math.nan
         nothing, rash = self._constant(shares, state), self._rash(explained, state)
         worse = self._worse(shares, state)
         accuracy = float(np.mean(state.accuracies)) if state.accuracies else math.nan
-        if not (nothing or rash or worse):
+        guessed = self._guessed(last, state)
+        if not (nothing or rash or worse or guessed):
             if state.moved or self._learned(accuracy, state):
                 self._begun(explained, shares, accuracy, state)
                 state.watch.good(step)
@@ -294,6 +256,9 @@ class LossPlateau(Detector[PlateauState]):
             rash=rash and not nothing,
             worse=worse,
             scale=median(state.scales),
+            inputs=median(state.inputs),
+            nears=worse and self._nears(state),
+            guessed=guessed,
         )
         if (
             not facts.rash
@@ -301,6 +266,16 @@ class LossPlateau(Detector[PlateauState]):
             self._date(facts, state)
         since = facts.lost_at if facts.lost_at >= 0 else state.start_step
         state.watch.bad(step, facts, first_step=since).facts = facts
+
+    def _guessed(self, last: float, state: PlateauState) -> int:
+        """Among how many answers the model may as well guess; 0 where its loss is another one."""
+        policy = self.policy
+        answers = state.chance.among(last, policy.guessed)
+        if not answers or state.turns or state.known or state.accuracies:
+            return 0
+        least = (1 - policy.guessed) * math.log(answers)
+        still = median(state.first) - last <= policy.min_gain * last
+        return answers if still and min(state.losses) > least and not self._falls(state) else 0
 
     def _learned(self, accuracy: float, state: PlateauState) -> bool:
         if not math.isfinite(accuracy):
@@ -387,6 +362,15 @@ class LossPlateau(Detector[PlateauState]):
         error = self.policy.gain_error * noise_of_mean(shares)
         return float(np.mean(shares)) + error < -self.policy.worse
 
+    def _nears(self, state: PlateauState) -> bool:
+        """Whether answers worse than a constant one come closer to that."""
+        half, part = len(state.known) // 2, len(state.known) // 8
+        if not part:
+            return False
+        excess = [-share for _, share in state.known[half:]]
+        before, now = float(np.mean(excess[:part])), float(np.mean(excess[-part:]))
+        return now < (1 - self.policy.nearing) * before
+
     def _rash(self, explained: float, state: PlateauState) -> bool:
         policy = self.policy
         return (
@@ -409,16 +393,6 @@ class LossPlateau(Detector[PlateauState]):
         if at > 0 and at < len(state.known):
             facts.lost_at = state.known[at][0]
             facts.knew = max(share for _, share in state.known[:at])
-
-
-def _explained_now(row: dict[str, float]) -> float:
-    """The share of the deviance explained at a step; NaN where it is not known.
-
-    Where the targets scatter more than all before, as when further classes come in, against the
-    best constant answer to them alone.
-    """
-    explained, scatter = row.get("explained_deviance", math.nan), row.get("target_share", 1.0)
-    return 1 - (1 - explained) / scatter if scatter > _WIDER else explained
 
 
 def _check(window: Window, state: PlateauState, policy: PlateauPolicy) -> Check:
@@ -474,6 +448,8 @@ def _finding(episode: Episode[Flat], policy: PlateauPolicy) -> Finding:
         if facts.certain(policy) and facts.gain <= policy.min_gain
         else f"The loss stays at {number(facts.last)}{at}: {nothing_of(facts)}"
         if facts.certain(policy)
+        else f"The loss falls, and at {number(facts.last)}{at} {nothing_of(facts)} still"
+        if facts.unlearns(policy)
         else f"The loss is where it began ({number(facts.first)}, now {number(facts.last)})"
     )
     return episode.finding(

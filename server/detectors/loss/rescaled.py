@@ -16,13 +16,15 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.history import Phases
 from rankscope.server.detectors.incident import AGREED_UNTIL
 from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas, Times
-from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
 from rankscope.server.detectors.wording import count, if_several, number, sentences
 from rankscope.server.window import Check, Float64, Status, Window
 
 # What follows a gradient from step to step, the nearest to `backward` first: clipping bounds the
 # last.
 _GRADIENTS = ("grad_norm_canary", "grad_norm")
+# What says how good the answers are, whatever the loss is multiplied with.
+_BESIDE = ("explained_deviance", "accuracy")
 # Median absolute deviation of a normal distribution, in standard deviations; and by how much a
 # median scatters more than a mean (the root of pi / 2).
 _MAD, _MEDIAN = 0.6745, 1.2533
@@ -43,6 +45,12 @@ class RescaledPolicy(Policy):
         same: distance of the two logarithms up to which they are of one factor, as a share of
             the change.
         same_noise: standard errors of that distance which are allowed for besides.
+        beside: observations of what the factor leaves alone, before and after each, where the loss
+            rises.
+        unmoved: rise of the unexplained deviance on the logarithm, as a share of that of the loss,
+            and change of the accuracy, up to which they are left alone: with harder data the one
+            rises as the loss does, and answers are wrong.
+        right: accuracy before that can come down.
     """
 
     before: Observations = 32
@@ -51,6 +59,9 @@ class RescaledPolicy(Policy):
     jump: Times = 2.0
     same: Share = 0.05
     same_noise: Sigmas = 3.0
+    beside: Observations = 2
+    unmoved: Share = 0.1
+    right: Share = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +86,19 @@ class Rescaling:
 
 @dataclass(slots=True)
 class RescaledState:
-    """What is remembered: steps, logarithms of the loss [R] and of the gradient norm."""
+    """What is remembered: steps, logarithms of the loss [R] and of the gradient norm.
+
+    Attributes:
+        beside: what says how good the answers are, by step.
+    """
 
     steps: deque[int] = field(default_factory=deque)
     losses: deque[Float64] = field(default_factory=deque)
     norms: deque[float] = field(default_factory=deque)
     series: str = ""
+    beside: dict[str, dict[int, float]] = field(
+        default_factory=lambda: {name: {} for name in _BESIDE}
+    )
     phases: Phases = field(default_factory=Phases)
     watch: Watch[Rescaling] = field(default_factory=Watch)
 
@@ -89,17 +107,20 @@ class LossRescaled(Detector[RescaledState]):
     """The loss is a fraction of what it was from one step on, and its gradient the same fraction.
 
     A divisor, a weight or a reduction changed: the model is the same, and so are the data. With SGD
-    it is another learning rate; with Adam only what is reported changes, and clipping. (A loss that
-    rises by a factor is a spike; there harder data look the same: a classifier's gradient is in
-    proportion to its loss where that is small.)
+    it is another learning rate; with Adam only what is reported changes, and clipping. A loss that
+    rises by a factor may be one of harder data (a classifier's gradient is in proportion to its
+    loss where that is small), unless the answers are as good as before.
 
     Statistic:
         The logarithms of every rank's loss and of the gradient norm (of a few small tensors at
-        every recorded step, else of all). The 8 observations from a step on are below all of the
-        32 before it, in both and on every rank; the step itself is twice the largest move before
-        it; both fall to a quarter or less, and by the same factor: their logarithms (medians of 8)
+        every recorded step, else of all). The 8 observations from a step on are below all of the 32
+        before it, in both and on every rank; the step itself is twice the largest move before it;
+        both fall to a quarter or less, and by the same factor: their logarithms (medians of 8)
         differ by 0.05 of the change or less, and 3 standard errors (median absolute deviation of
-        the moves). Over when 8 observations are nearer to the level before.
+        the moves). Likewise above, where `explained_deviance` or `accuracy` are known at 2 of both
+        and stay: the unexplained share does not rise by a tenth of the loss's factor on the
+        logarithm, the accuracy, of 0.2 and more, not by a tenth. Over when 8 observations are
+        nearer to the level before.
 
     Severity:
         Warning; info where the data became others at that step, or a mark was set.
@@ -116,7 +137,7 @@ class LossRescaled(Detector[RescaledState]):
     kinds: ClassVar[tuple[str, ...]] = ("loss.rescaled",)
     of_one_task: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = (*_GRADIENTS, *Phases.SERIES)
+    wants: ClassVar[tuple[str, ...]] = (*_GRADIENTS, *_BESIDE, *Phases.SERIES)
     effects: ClassVar[tuple[Rule, ...]] = (
         Rule(
             root=("loss.rescaled",),
@@ -142,6 +163,11 @@ class LossRescaled(Detector[RescaledState]):
     def advance(self, window: Window, state: RescaledState) -> Outcome:
         """Takes the steps at which both are known."""
         state.phases.take(window)
+        oldest = next(iter(state.steps), int(window.steps[0]) if len(window.steps) else 0)
+        for name, known in state.beside.items():
+            known.update(zip(*(a.tolist() for a in mean_over_ranks(window, name)), strict=True))
+            for old in [at for at in known if at < oldest]:
+                del known[old]
         for step, losses, norm in _paired(window, state):
             episode = state.watch.open(step)
             if episode is not None:
@@ -172,9 +198,10 @@ class LossRescaled(Detector[RescaledState]):
         norms, losses = np.array(state.norms), np.stack(state.losses)
         n = policy.before
         # Nearly every step stops here.
-        if norms[n - 1] - norms[n] < math.log(policy.factor) / 2:
+        if abs(norms[n - 1] - norms[n]) < math.log(policy.factor) / 2:
             return None
-        both = np.column_stack([losses, norms])
+        rises = norms[n] > norms[n - 1]
+        both = np.column_stack([losses, norms]) * (-1 if rises else 1)
         early, late = both[:n], both[n:]
         if not (late.max(axis=0) < early.min(axis=0)).all():
             return None
@@ -193,15 +220,38 @@ class LossRescaled(Detector[RescaledState]):
         # Of so wide a margin nothing could be said.
         if policy.same_noise * error > 0.5 * changes[-1]:
             return None
-        steps = list(state.steps)
+        if rises and not self._unmoved(state, float(np.median(changes[:-1]))):
+            return None
+        steps, sign = list(state.steps), 1 if rises else -1
         return Rescaling(
-            loss=math.exp(-float(np.median(changes[:-1]))),
-            gradient=math.exp(-float(changes[-1])),
+            loss=math.exp(sign * float(np.median(changes[:-1]))),
+            gradient=math.exp(sign * float(changes[-1])),
             series=state.series,
             level=np.median(losses[n - policy.after : n], axis=0),
             agreed_until=steps[n - 1],
             phase=state.phases.began(steps[n], steps[-1]),
         )
+
+    def _unmoved(self, state: RescaledState, change: float) -> bool:
+        """Whether the answers are known to be as good as before.
+
+        Args:
+            change: of the logarithm of the loss.
+        """
+        policy, steps = self.policy, list(state.steps)
+        for name, known in state.beside.items():
+            parts = steps[: policy.before], steps[policy.before :]
+            early, late = ([known[at] for at in part if at in known] for part in parts)
+            if min(len(early), len(late)) < policy.beside:
+                continue
+            before, after = float(np.median(early)), float(np.median(late))
+            if name == "accuracy":
+                return before >= policy.right and abs(after - before) <= policy.unmoved
+            return (
+                max(before, after) < 1
+                and math.log((1 - after) / (1 - before)) <= policy.unmoved * change
+            )
+        return False
 
     def _follow(
         self, state: RescaledState, episode: Episode[Rescaling], step: int, losses: Float64

@@ -118,7 +118,8 @@ class UpdateDrift(Detector[DriftState]):
         samples have a median cosine of 0.3 or more and a tenth of their size at the start, at three
         examinations in a row: a minimum has gradients that are noise. Or, of SGD, where the loss
         may fall: weight decay times norm is half or more of what gradients agree on, their norm
-        times the root of the cosine.
+        times the root of the cosine. Of Adam whose decay is part of the gradient any shrinking will
+        do where weight decay times norm is 3 times the size of the gradient.
 
     Severity:
         Warning; critical from 1,000 times what it was at the start on.
@@ -126,8 +127,9 @@ class UpdateDrift(Detector[DriftState]):
     Evidence:
         `first`, `most`, `now`, `per_step` (relative growth a step over the last quarter). Of those
         held down `most`, `now`, `gradient` (its size over that at the start), `cosine`, `loss`, and
-        where they are known `decay` (learning rate times weight decay) and `takes` (what it takes
-        off over what gradients agree on).
+        where they are known `decay` (learning rate times weight decay) `takes` (what it takes
+        off over what gradients agree on) and `drowns` (of Adam, weight decay times norm over the
+        size of the gradient).
 
     Source:
         Merrill et al. (2021), Effects of Parameter Norm Growth During Transformer Training: growth

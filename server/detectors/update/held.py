@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.policy import Number, Observations, Policy, Share, Sigmas
+from rankscope.server.detectors.policy import Number, Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.statistics import BLOCK, mann_kendall
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import number, percent
@@ -37,11 +37,16 @@ class HeldPolicy(Policy):
             them than gradients do.
         agree: median cosine of the gradients of consecutive samples from which on they ask for the
             same. At a minimum it is 0: there they are noise.
+        cosines: number of them among the losses that are judged: at a minimum the median of so many
+            estimates, each with an error of up to 0.125, comes to 0.3 at 5 standard errors.
         asks: their size over that at the start, from which on it matters: a usual decay balances
             gradients of some hundredths of it.
         flat: losses that do not fall, and the gradients beside them.
         falling: Mann-Kendall Z below 0 from which on they may still fall.
         falls: the same from which on they do: one of 160 flat courses reaches it, and that ends it.
+        drowned: the same of Adam, which divides both by their size, from which on its steps follow
+            the decay and not the gradients, whatever is left of the parameters: three quarters of
+            what it divides is the decay.
         takes: what a decay takes off beside what gradients agree on, from which on it holds the
             parameters down while the loss still falls.
         looks: examinations in a row, one every 10 observations.
@@ -49,10 +54,12 @@ class HeldPolicy(Policy):
 
     shrunk: Share = 0.5
     agree: Number = 0.3
+    cosines: Observations = 8
     asks: Share = 0.1
     flat: Observations = 100
     falling: Sigmas = 1.0
     falls: Sigmas = 2.5
+    drowned: Times = 3.0
     takes: Share = 0.5
     looks: Observations = 3
 
@@ -65,6 +72,8 @@ class Held:
         decay: learning rate times weight decay, what a step takes off; NaN where not known.
         takes: weight decay times norm, over what gradients agree on; NaN where it does not explain
             what holds the parameters down, or is not known, as with Adam.
+        drowns: weight decay times norm, over the size of the gradient, where Adam divides their sum
+            by its size, and so follows the decay; NaN where it does not.
     """
 
     most: float
@@ -74,11 +83,16 @@ class Held:
     loss: float
     decay: float
     takes: float
+    drowns: float = math.nan
 
 
 @dataclass(slots=True)
 class HeldState:
-    """What is remembered of the last observations."""
+    """What is remembered of the last observations.
+
+    Attributes:
+        coupled: the decay is part of the gradient, for all that is known; `joined`: it is known.
+    """
 
     policy: HeldPolicy
     watch: Watch[Held] = field(default_factory=lambda: Watch(clear_after=50))
@@ -90,8 +104,9 @@ class HeldState:
     decay: float = math.nan
     coupled: bool = False
     adam: bool = False
+    joined: bool = False
     _losses: deque[tuple[int, float]] = field(init=False)
-    _cosines: deque[float] = field(init=False)
+    _cosines: deque[tuple[int, float]] = field(init=False)
     _norms: deque[float] = field(init=False)
     _sizes: deque[float] = field(default_factory=lambda: deque(maxlen=_AROUND))
 
@@ -105,14 +120,16 @@ class HeldState:
         self.rate, self.decay = row.get("lr", self.rate), row.get(_DECAY, self.decay)
         if _ADAM in row or _DECOUPLED in row:
             self.coupled = not row.get(_DECOUPLED, 0.0)
+            self.joined = row.get(_DECOUPLED, 1.0) == 0.0
         self.adam |= _ADAM in row
         for name, kept in (
             ("weight_norm", self._sizes),
-            ("grad_cosine", self._cosines),
             ("grad_norm", self._norms),
         ):
             if math.isfinite(row.get(name, math.nan)):
                 kept.append(row[name])
+        if math.isfinite(row.get("grad_cosine", math.nan)):
+            self._cosines.append((step, row["grad_cosine"]))
         if len(self._sizes) == _AROUND:
             self.most = max(self.most, median(self._sizes))
         if len(self.first) < _FIRST and math.isfinite(row.get("grad_norm", math.nan)):
@@ -125,12 +142,16 @@ class HeldState:
             self._judge(step)
 
     def _judge(self, step: int) -> None:
-        policy, cosine, now = self.policy, median(self._cosines), median(self._sizes)
+        policy, now = self.policy, median(self._sizes)
+        cosines = [cosine for at, cosine in self._cosines if at >= self._losses[0][0]]
+        cosine = median(cosines)
         size, first = median(self._norms), median(self.first)
         asks = size / first if first > 0 else math.nan
+        drowns = self.decay * now / size if self.adam and self.joined and size > 0 else math.nan
+        drowned = drowns >= policy.drowned and now < self.most
         held = (
-            len(self._cosines) == self._cosines.maxlen
-            and now < policy.shrunk * self.most
+            len(cosines) >= policy.cosines
+            and (now < policy.shrunk * self.most or drowned)
             and cosine >= policy.agree
             and asks >= policy.asks
         )
@@ -154,6 +175,7 @@ class HeldState:
         decay = math.nan if self.coupled else self.rate * self.decay
         takes = takes if strong else math.nan
         facts = Held(self.most, now, asks, cosine, median(losses[-BLOCK:]), decay, takes)
+        facts.drowns = drowns if drowned else math.nan
         since = self._losses[0][0]
         self.watch.bad(step, facts, first_step=since).facts = facts
 
@@ -163,14 +185,24 @@ def finding(episode: Episode[Held]) -> Finding:
     facts = episode.facts
     strong = math.isfinite(facts.takes)
     known = math.isfinite(facts.decay) and facts.decay > 0
-    takes = (
-        f"The learning rate times the weight decay is {number(facts.decay)}: a step takes that "
-        f"share off every parameter, and what was learned {number(1 / facts.decay)} steps ago has "
-        "faded to a third."
-        if known
-        else "The weight decay is stronger than what the gradients add, or parameters are clamped, "
-        "projected or averaged with older ones at every step."
-    )
+    drowns = math.isfinite(facts.drowns)
+    if drowns:
+        takes = (
+            "The weight decay is part of the gradient that Adam divides by its size, and "
+            f"{number(facts.drowns)} times as large as the rest: the steps shrink the parameters, "
+            "and what the loss asks for drowns in it."
+        )
+    elif known:
+        takes = (
+            f"The learning rate times the weight decay is {number(facts.decay)}: a step takes that "
+            f"share off every parameter, and what was learned {number(1 / facts.decay)} steps ago "
+            "has faded to a third."
+        )
+    else:
+        takes = (
+            "The weight decay is stronger than what the gradients add, or parameters are clamped, "
+            "projected or averaged with older ones at every step."
+        )
     return episode.finding(
         kind="update.drift",
         key="held",
@@ -209,5 +241,6 @@ def finding(episode: Episode[Held]) -> Finding:
             "loss": facts.loss,
             **({"decay": facts.decay} if known else {}),
             **({"takes": facts.takes} if strong else {}),
+            **({"drowns": facts.drowns} if drowns else {}),
         },
     )

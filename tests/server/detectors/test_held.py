@@ -10,7 +10,9 @@ from tests.support.runs.traces import Trace
 STEPS = 300
 
 
-def run(*, shrinks=0.3, cosine=0.6, asks=0.3, falls=0.0, decay=20.0, adam=False, cuts=()):
+def run(
+    *, shrinks=0.3, cosine=0.6, asks=0.3, falls=0.0, decay=20.0, adam=False, joined=None, cuts=()
+):
     """A loss that comes to 0.7 within 40 steps.
 
     Args:
@@ -18,6 +20,7 @@ def run(*, shrinks=0.3, cosine=0.6, asks=0.3, falls=0.0, decay=20.0, adam=False,
         cosine: of gradients of consecutive steps, from step 40 on.
         asks: what the size of the gradient comes to.
         falls: what the loss falls by afterwards.
+        joined: whether the decay is part of Adam's gradient, where that is known.
     """
     random = np.random.default_rng(0)
     each, shape = np.arange(STEPS), (2, STEPS)
@@ -33,6 +36,8 @@ def run(*, shrinks=0.3, cosine=0.6, asks=0.3, falls=0.0, decay=20.0, adam=False,
     }
     if adam:
         series["hyperparameters/0/betas.0"] = np.full(shape, 0.9)
+    if joined is not None:
+        series["hyperparameters/0/decoupled_weight_decay"] = np.full(shape, float(not joined))
     return judge(Trace("held", 0, each, series), [UpdateDrift()], cuts).alerts
 
 
@@ -86,3 +91,18 @@ def test_what_has_faded_and_is_back_is_over():
     (alert,) = judge(Trace("faded", 0, each, {"weight_norm": norm}), [UpdateDrift()]).alerts
     assert alert.state == "resolved"
     assert 155 <= alert.last_step <= 165
+
+
+def test_a_decay_in_which_adams_gradient_drowns():
+    (alert,) = run(shrinks=0.8, adam=True, joined=True, decay=0.3)
+    assert (alert.kind, alert.severity) == ("update.drift", "warning")
+    assert alert.evidence["drowns"] == pytest.approx(0.3 * 12 / 0.9, rel=0.1)
+    assert "drowns in it" in alert.cause
+
+
+def test_a_usual_decay_of_adam_or_one_beside_its_gradient_is_none():
+    assert run(shrinks=0.8, adam=True, joined=True, decay=0.03) == ()
+    assert run(shrinks=0.8, adam=True, joined=False, decay=0.3) == ()
+    assert run(shrinks=0.8, adam=True, decay=0.3) == ()
+    assert run(shrinks=0.8, adam=True, joined=True, decay=0.3, falls=0.5) == ()
+    assert run(shrinks=0.8, adam=True, joined=True, decay=0.3, cosine=0.1) == ()

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from rankscope.server.window import Occurrence
+from rankscope.agent.wire import TensorTable
+from rankscope.server.window import LayerNumbers, Occurrence
 from tests.support.runs.traces import Trace
 
 
@@ -124,6 +125,7 @@ def constant_answers(
     games: bool = False,
     accuracy: float = 0.2,
     dataset: int = 0,
+    thin: int = 10**9,
     steps: int = 300,
 ) -> Trace:
     """A loss that comes down to what the frequencies of the targets give, or below.
@@ -137,6 +139,7 @@ def constant_answers(
         scatter: of a single loss, as a share of it.
         games: another optimizer steps in turns with this one.
         dataset: samples that a rank has, of which two are reported at each step; 0: none are.
+        thin: step from which on one step in 8 is sampled.
     """
     random = np.random.default_rng(seed)
     each = np.arange(steps)
@@ -160,7 +163,9 @@ def constant_answers(
         pairs = samples << np.uint64(33) | samples << np.uint64(1) | np.array([[0], [1]], np.uint64)
         words["rows/0"] = pairs
     events = (turns,) if games else ()
-    return Trace("constant answers", seed, each, series, words=words, events=events)
+    sampled = np.broadcast_to((each < thin) | (each % 8 == 0), (2, steps)).copy()
+    there = dict.fromkeys(("explained_deviance", "update_ratio", "accuracy"), sampled)
+    return Trace("constant answers", seed, each, series, there, words=words, events=events)
 
 
 def thrown_away(
@@ -184,3 +189,42 @@ def thrown_away(
     turns = Occurrence(0, 0, "optimizers.turns", "turns", {"optimizers": 2}, 0.0)
     events = (turns,) if games else ()
     return Trace("thrown away", seed, each, series, there, events=events)
+
+
+def guessing(
+    seed: int,
+    *,
+    answers: int = 3,
+    level: float = 1.07,
+    began: float = 5000.0,
+    falls: float = 0.0,
+    known: bool = False,
+    steps: int = 240,
+) -> Trace:
+    """A loss of which nothing else is known, and a model whose last tensor has so many numbers.
+
+    Args:
+        level: of the loss, after the first steps.
+        began: the loss of the second step.
+        falls: by what it falls until the end.
+        known: an accuracy is posted, which rises.
+    """
+    random = np.random.default_rng(seed)
+    each = np.arange(steps)
+    loss = level - falls * each / steps + 0.08 * random.standard_normal((2, steps))
+    loss[:, :3] = [began / 50, began, began / 500]
+    series = {"loss": loss, "update_ratio": np.full((2, steps), 1e-3)}
+    if known:
+        series["accuracy"] = np.broadcast_to(0.3 + 0.4 * each / steps, (2, steps)).copy()
+    table = TensorTable(
+        names=("w1", "b1", "w2", "b2"),
+        shapes=((8, 13), (8,), (answers, 8), (answers,)),
+        dtypes=("float32",) * 4,
+        shards=("",) * 4,
+    )
+    layers = tuple(
+        LayerNumbers(step=step, rank=rank, table=table, metric="weight_norm", values=np.ones(4))
+        for step in range(0, steps, 16)
+        for rank in range(2)
+    )
+    return Trace("guessing", seed, each, series, layers=layers)

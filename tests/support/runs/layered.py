@@ -33,6 +33,7 @@ def layered(
     every: int = 4,
     without: tuple[str, ...] = (),
     stands: bool = False,
+    barred: int = -1,
 ) -> Trace:
     """Layers that have gradients, or get none from step `at` on.
 
@@ -46,6 +47,7 @@ def layered(
         every: steps from one sample of single tensors to the next.
         without: metrics that are not posted.
         stands: the loss falls no further from `at` on.
+        barred: tensors of modules that are called without gradients; -1: not posted.
     """
     random = np.random.default_rng(seed)
     at_step = np.arange(steps)
@@ -106,12 +108,15 @@ def layered(
         "update_ratio": np.where(looked, ratios, 0.0),
         "lr": np.broadcast_to(rate, (ranks, steps)).copy(),
     }
+    if barred >= 0:
+        series["tensors_called_without_gradient"] = np.full((ranks, steps), float(barred))
+    sampled = {"update_ratio", "tensors_called_without_gradient"} & (series.keys() - {*without})
     return Trace(
         "layered",
         seed,
         at_step,
         {name: values for name, values in series.items() if name not in without},
-        {"update_ratio": looked} if "update_ratio" not in without else {},
+        dict.fromkeys(sampled, looked),
         layers=tuple(one for one in made if one.metric not in without),
     )
 
@@ -312,3 +317,42 @@ def compressed(
         reductions=tuple(made),
         config={"data_parallel": {"communication_hooks": list(hooks)}} if hooks else {},
     )
+
+
+def stages(
+    seed: int,
+    *,
+    at: int = 80,
+    until: int = 10**9,
+    every: int = 1,
+    idle: float = 0.0,
+    loss: float = 0.5,
+    apart: bool = False,
+) -> Trace:
+    """Two stages of a pipeline, each with parameters of its own; the first one gets no gradient.
+
+    Args:
+        at, until: steps between which that is so.
+        every: steps from one observation to the next.
+        idle: share of the steps at which it has none from the start on.
+        loss: what the loss of both comes to.
+        apart: the second one is sampled at every third step, and counts tensors without a gradient.
+    """
+    random = np.random.default_rng(seed)
+    each = np.arange(0, 260, every)
+    shape = (2, len(each))
+    norms = 0.02 * np.exp(0.2 * random.standard_normal(shape))
+    gone = (each >= at) & (each < until) | (random.random(len(each)) < idle)
+    norms[0, gone] = 0.0
+    course = loss + (1 - loss) * np.exp(-each / 20)
+    losses = course * np.exp(0.05 * random.standard_normal(shape))
+    if not loss:
+        losses[0, gone] = 0.0
+    series = {"loss": losses, "grad_norm": norms, "tensors_without_gradient": np.zeros(shape)}
+    there = np.ones(shape, dtype=bool)
+    if apart:
+        there[1] = each % 3 == 0
+        series["tensors_without_gradient"][0] = np.where(gone, 4.0, 0.0)
+    sampled = {"grad_norm": there, "tensors_without_gradient": there}
+    config = {"parameter_tensors": 4}
+    return Trace("stages", seed, each, series, sampled, config=config)

@@ -13,7 +13,13 @@ from tests.support.runs.traces import Trace
 
 
 def unlike_targets(
-    seed: int, *, times: float = 50.0, falls: float = 0.0, scale: float = 0.002, steps: int = 400
+    seed: int,
+    *,
+    times: float = 50.0,
+    falls: float = 0.0,
+    scale: float = 0.002,
+    inputs: float = 1.0,
+    steps: int = 400,
 ) -> Trace:
     """A regression whose outputs begin far from its targets.
 
@@ -21,6 +27,7 @@ def unlike_targets(
         times: loss over that of the mean of all targets, in the end.
         falls: the same, lost from the first step to the last.
         scale: size of the outputs over that of the targets, in the first steps.
+        inputs: their root mean square.
     """
     random = np.random.default_rng(seed)
     each = np.arange(steps)
@@ -30,6 +37,7 @@ def unlike_targets(
         "loss": loss,
         "explained_deviance": 1 - loss,
         "output_scale": np.full(loss.shape, scale),
+        "input_rms": np.full(loss.shape, inputs),
         "update_ratio": np.full(loss.shape, 2e-3),
         "lr": np.full(loss.shape, 1e-3),
     }
@@ -116,14 +124,26 @@ def turns(
 
 
 def given_to_the_loss(
-    seed: int, *, series: str = "scores_softmaxed", value: float = 0.0, since: int = 0
+    seed: int,
+    *,
+    series: str = "scores_softmaxed",
+    value: float = 0.0,
+    since: int = 0,
+    games: bool = False,
 ) -> Trace:
-    """What a loss function is given, at every second step: right before step `since`."""
+    """What a loss function is given, at every second step: right before step `since`.
+
+    Args:
+        games: another optimizer steps in turns with this one.
+    """
     each = np.arange(100)
     right = 1.0 if series == "loss_broadcast" else 0.0
     values = np.where(each < since, right, value) * np.ones((2, 1))
     there = np.broadcast_to(each % 2 == 0, values.shape).copy()
-    return Trace("given to the loss", seed, each, {series: values}, {series: there})
+    turns = Occurrence(0, 0, "optimizers.turns", "turns", {"optimizers": 2}, 0.0)
+    events = (turns,) if games else ()
+    there_too = {series: there}
+    return Trace("given to the loss", seed, each, {series: values}, there_too, events=events)
 
 
 def mixed(
@@ -302,6 +322,8 @@ def score(
     along: float = 0.0,
     noise: float = 0.3,
     other: str = "",
+    lost: int = 0,
+    back: float = 1.0,
     losses: tuple[str, ...] = ("loss",),
     steps: int = 400,
 ) -> Trace:
@@ -312,6 +334,8 @@ def score(
         dips: by how much it lies lower about step 100.
         along: autocorrelation of its noise at lag 1; 1: it walks.
         other: another score, which rises.
+        lost: step from which on it loses what it had come to, within some 20; 0: none.
+        back: share of that which it loses.
         losses: what is posted beside it.
     """
     random = np.random.default_rng(seed)
@@ -321,6 +345,8 @@ def score(
     for step in range(1, steps):
         around[step] = along * around[step - 1] + math.sqrt(1 - min(along, 0.9) ** 2) * around[step]
     course = ends * (1 - np.exp(-each / 40)) - dips * np.exp(-(((each - 100) / 60) ** 2))
+    if lost:
+        course *= 1 - back * (1 - np.exp(-np.clip(each - lost, 0, None) / 8))
     series = {name: (course + noise * around).reshape(shape)}
     series |= {loss: 0.3 * random.standard_normal(shape) for loss in losses}
     if other:

@@ -51,6 +51,27 @@ def blown_up(
     return Trace("blown_up", seed, np.arange(steps), {"loss": loss})
 
 
+def running_away(
+    seed: int, *, at: int = 90, grows: float = 0.35, lost: int = 0, back: int = 0, steps: int = 160
+) -> Trace:
+    """A loss that falls from 2.3 to 0.004, and grows by factors from one step on.
+
+    Args:
+        grows: its logarithm, a step.
+        lost: step from which on it is not a number; 0: none.
+        back: step from which on it is what it was; 0: none.
+    """
+    random = np.random.default_rng(seed)
+    each = np.arange(steps)
+    course = np.log(0.004 + 2.3 * np.exp(-each / 8)) + grows * np.clip(each - at, 0, None)
+    if back:
+        course[back:] = np.log(0.004)
+    loss = np.exp(course + 0.8 * random.standard_normal((2, steps)))
+    if lost:
+        loss[:, lost:] = np.nan
+    return Trace("running away", seed, each, {"loss": loss})
+
+
 def skipping(seed: int, *, at: int = 60, scale: float = 65536.0, again: int | None = None) -> Trace:
     """A loss scale that holds, until every step is skipped: then nothing has a number any more.
 

@@ -6,6 +6,7 @@ Each generator returns something with `windows(cuts)`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,12 +17,13 @@ from tests.support.runs.chain import chain
 from tests.support.runs.courses import (
     answers,
     constant_answers,
+    guessing,
     thrown_away,
     weights,
     zero_at,
     zeros,
 )
-from tests.support.runs.layered import compressed, layered, noisy_gradients, odd_batches
+from tests.support.runs.layered import compressed, layered, noisy_gradients, odd_batches, stages
 from tests.support.runs.liveness import failing, silence, stalled
 from tests.support.runs.logged import logged
 from tests.support.runs.memory import memory
@@ -41,7 +43,7 @@ from tests.support.runs.phases import (
     unlike_targets,
 )
 from tests.support.runs.pushes import pushes
-from tests.support.runs.recurring import blown_up, heavy_tails, skipping, stuck, teeth
+from tests.support.runs.recurring import blown_up, heavy_tails, running_away, skipping, stuck, teeth
 from tests.support.runs.replicas import apart
 from tests.support.runs.reported import frozen_written, set_back, skipped_gradients, state_changed
 from tests.support.runs.resizing import resized
@@ -118,12 +120,16 @@ def rescaled(
     gradient: float | None = None,
     rank: int | None = None,
     decay: float = 0.02,
+    beside: str = "",
+    worse: float = 0.0,
 ) -> Trace:
     """`noise` and the norm of its gradient, each multiplied from one step until another.
 
     Args:
         gradient: factor of the gradient norm; that of the loss by default.
         rank: the only one whose loss is multiplied.
+        beside: an accuracy or share of the deviance, 0.6, that is posted at every fourth step.
+        worse: by how much that is less from the one step until the other.
     """
     trace = noise(seed, decay=decay)
     loss = trace.series["loss"]
@@ -132,7 +138,13 @@ def rescaled(
     loss[slice(None) if rank is None else rank, at:until] *= factor
     norm[:, at:until] *= factor if gradient is None else gradient
     trace.series["grad_norm_canary"] = norm
-    return trace
+    if not beside:
+        return trace
+    answers = 0.6 + 0.02 * np.random.default_rng(seed + 2).standard_normal(loss.shape)
+    answers[:, at:until] -= worse
+    trace.series[beside] = answers
+    posted = np.broadcast_to(trace.steps % 4 == 0, loss.shape).copy()
+    return replace(trace, present={**trace.present, beside: posted})
 
 
 def short_batches(
@@ -249,6 +261,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         stalled,
         failing,
         layered,
+        stages,
         odd_batches,
         noisy_gradients,
         compressed,
@@ -266,6 +279,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         weighted,
         answers,
         constant_answers,
+        guessing,
         thrown_away,
         frozen_written,
         skipped_gradients,
@@ -276,6 +290,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         heavy_tails,
         teeth,
         blown_up,
+        running_away,
         skipping,
         stuck,
         unlike_targets,

@@ -72,6 +72,38 @@ def test_the_mean_explains_no_squares():
     assert over("mse_loss", moved) == pytest.approx(0, abs=0.15)
 
 
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [("l1_loss", {}), ("smooth_l1_loss", {"beta": 0.5}), ("huber_loss", {"delta": 2.0})],
+)
+def test_the_best_constant_explains_nothing_of_absolute_errors(function, options):
+    generator = torch.Generator().manual_seed(0)
+    skewed = torch.distributions.Exponential(1.0)
+    torch.manual_seed(0)
+    targets = [3.0 * skewed.sample((512, 2)) - 5.0 for _ in range(40)]
+    together = torch.cat(targets)
+    loss = getattr(functional, function)
+    tried = torch.linspace(-5, 0, 501)
+    best = min(tried, key=lambda c: loss(c.expand_as(together), together, **options).item())
+    answers = [(best.expand(512, 2), target) for target in targets]
+    assert over(function, answers, **options) == pytest.approx(0, abs=0.08)
+    noisy = [(t + 0.1 * torch.randn(512, 2, generator=generator), t) for t in targets]
+    assert over(function, noisy, **options) > 0.9
+    summed = [(best.expand(512, 2), target) for target in targets]
+    assert over(function, summed, reduction="sum", **options) == pytest.approx(0, abs=0.08)
+
+
+def test_few_targets_of_absolute_errors_are_no_floor_that_is_too_low():
+    generator = torch.Generator().manual_seed(0)
+    targets = [torch.randn(4, generator=generator) for _ in range(300)]
+    shares = [over("l1_loss", [(torch.zeros(4), t) for t in targets[:n]]) for n in range(20, 300)]
+    assert sum(shares) / len(shares) == pytest.approx(0, abs=0.03)
+
+
+def test_absolute_errors_of_large_targets_are_left_out():
+    assert over("l1_loss", [(torch.zeros(2, 3, 64, 64), torch.ones(2, 3, 64, 64))]) is None
+
+
 def test_binary_labels_have_an_entropy_each():
     generator = torch.Generator().manual_seed(0)
     rates = torch.tensor([0.1, 0.5, 0.9])

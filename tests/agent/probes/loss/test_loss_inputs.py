@@ -130,6 +130,51 @@ def test_what_is_to_be_maximised_is_no_error(loss):
     assert all("loss_negated" not in scalars for scalars in trained(loss))
 
 
+def of_classes(scores):
+    return functional.cross_entropy(scores, classes())
+
+
+def of_numbers(scores):
+    return functional.mse_loss(scores[:, 0], TARGETS)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda o: of_numbers(o) - of_classes(o),
+        lambda o: 0.7 * of_numbers(o) + 0.3 * (-of_classes(o)),
+        lambda o: -(of_classes(o) - 2.0 * o.square().mean()) / 4,
+        lambda o: o.square().mean() + of_classes(o) * -0.5,
+        lambda o: -of_classes(o) + of_numbers(o) + o.square().mean(),
+    ],
+)
+def test_a_term_that_is_taken_away(loss):
+    assert all(scalars["loss_subtracted"] == 1.0 for scalars in trained(loss))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        of_classes,
+        lambda o: -of_classes(o),  # `loss.diverging` says where it leads
+        lambda o: of_numbers(o) + of_classes(o),
+        lambda o: of_classes(o) - 0.1 * o.square().mean(),
+        lambda o: -(-of_classes(o) - of_numbers(o)),
+        lambda o: of_classes(o) - functional.mse_loss(o[:, 0], o[:, 1]),
+        lambda o: (of_classes(o) - 0.1).abs() + 0.1,
+        lambda o: of_classes(o) - 3.0,
+    ],
+)
+def test_terms_that_are_minimised(loss):
+    assert all("loss_subtracted" not in scalars for scalars in trained(loss))
+
+
+def test_a_term_that_is_taken_away_at_some_steps():
+    signs = iter([1.0, -1.0, 1.0])
+    steps = trained(lambda o: of_numbers(o) + next(signs) * of_classes(o), steps=3)
+    assert [scalars.get("loss_subtracted") for scalars in steps] == [None, 1.0, 0.0]
+
+
 @pytest.mark.filterwarnings("ignore:Using a target size")
 @pytest.mark.parametrize(
     ("loss", "times"),

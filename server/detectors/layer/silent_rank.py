@@ -1,0 +1,136 @@
+"""A rank of which no parameter gets a gradient any more, while those of other ranks do."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Number, Observations, Policy
+from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.wording import count
+from rankscope.server.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class SilentRankPolicy(Policy):
+    """Thresholds of `layer.dead` for ranks without a gradient.
+
+    Attributes:
+        spoke: observations with a gradient, of which none in the last 64 was zero, that show that a
+            rank has one at every step.
+        silent: consecutive observations without: experts of a rank may have no sample, but not at
+            so many steps where they had one at every step before.
+        others: observations of another rank since then, at which it has a gradient.
+        nothing_left: loss of a rank below which it needs no gradient any more.
+    """
+
+    spoke: Observations = 8
+    silent: Observations = 16
+    others: Observations = 4
+    nothing_left: Number = 1e-12
+
+
+@dataclass(slots=True)
+class Course:
+    """Of a rank: whether its last gradients were zero, since when, and the last that were not."""
+
+    spoke: deque[int] = field(default_factory=lambda: deque(maxlen=64))
+    zeros: deque[bool] = field(default_factory=lambda: deque(maxlen=64))
+    in_a_row: int = 0
+    since: int = -1
+    watch: Watch[None] = field(default_factory=lambda: Watch(8))
+
+
+@dataclass(slots=True)
+class SilentRanks:
+    """Follows the norm of each rank's gradient, as its optimizer takes it.
+
+    Where copies of a model are trained together all ranks have one gradient. Stages of a pipeline
+    and shards have their own, and where one gets none, those of the others do not show it.
+    """
+
+    policy: SilentRankPolicy
+    ranks: dict[int, Course] = field(default_factory=dict)
+
+    def take(self, window: Window) -> None:
+        """Goes through the norms of a window."""
+        at, losses = rank_rows(window, "loss")
+        known: Mapping[int, np.ndarray] = dict(zip(at.tolist(), losses, strict=True))
+        for step, norms in zip(*rank_rows(window, "grad_norm"), strict=True):
+            self._step(int(step), window.ranks, norms, known.get(int(step)))
+
+    def _step(
+        self, step: int, ranks: np.ndarray, norms: np.ndarray, losses: np.ndarray | None
+    ) -> None:
+        for row, norm in enumerate(norms.tolist()):
+            if math.isnan(norm):
+                continue
+            course = self.ranks.setdefault(int(ranks[row]), Course())
+            solved = losses is not None and abs(losses[row]) < self.policy.nothing_left
+            if norm > 0 or solved:
+                course.zeros.extend([True] * min(course.in_a_row, 1))
+                course.zeros.append(False)
+                course.in_a_row = 0
+                course.watch.good(step)
+                if norm > 0:
+                    course.spoke.append(step)
+                continue
+            course.since = course.since if course.in_a_row else step
+            course.in_a_row += 1
+            spoke = len(course.zeros) >= self.policy.spoke and not any(course.zeros)
+            if spoke and course.in_a_row >= self.policy.silent and self._others(course.since):
+                course.watch.bad(step, None, first_step=course.since)
+
+    def _others(self, since: int) -> bool:
+        """Whether the training goes on without this rank. Ranks may be sampled at other steps."""
+        return any(
+            sum(step >= since for step in course.spoke) >= self.policy.others
+            for course in self.ranks.values()
+        )
+
+    def findings(self, last_step: int) -> list[Finding]:
+        """Of all ranks, in their order."""
+        return [
+            _finding(rank, episode)
+            for rank, course in sorted(self.ranks.items())
+            for episode in course.watch.take(last_step)
+        ]
+
+    def open(self, step: int) -> Finding | None:
+        """The first one that is not over at a step."""
+        for rank, course in sorted(self.ranks.items()):
+            if (episode := course.watch.open(step)) is not None:
+                return _finding(rank, episode)
+        return None
+
+
+def _finding(rank: int, episode: Episode[None]) -> Finding:
+    step = episode.first_step
+    return episode.finding(
+        kind="layer.dead",
+        key=f"rank:{rank}",
+        severity="critical",
+        title=f"No parameter of rank {rank} has got a gradient since step {step}",
+        ranks=(rank,),
+        stage="local_gradient",
+        cause=(
+            f"The gradient that the optimizer of rank {rank} takes was never zero before, and has "
+            f"been exactly zero since step {step}, at {count(episode.seen, 'checked step')} so "
+            "far, while other ranks have theirs. What this rank holds (a stage of a pipeline, a "
+            "shard, experts) is cut off from the loss: its output is detached or not sent on, its "
+            "gradient is not sent back, not received, or multiplied by 0."
+        ),
+        remedy=(
+            f"On rank {rank}, print the norm of the gradient that it receives for its output and "
+            "of that of its first parameter. Where the first is zero, look at what the next stage "
+            f"sends back since step {step}; else at what this rank does with it (`detach()`, "
+            "`no_grad`, a mask of zeros, `zero_grad` after `backward`)."
+        ),
+        evidence={"steps": episode.seen},
+    )
