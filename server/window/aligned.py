@@ -293,6 +293,31 @@ class ElementSums:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GradientProducts:
+    """How far the ranks' own gradients point the same way, over all tensors that all of them have.
+
+    Attributes:
+        ranks: int64 [R], of one replica class.
+        squares: float64 [R], squared norms.
+        products: float64 [R], inner product of each with the mean of the other ranks'.
+        others: float64 [R], squared norm of that mean.
+    """
+
+    step: int
+    ranks: Int64
+    squares: Float64
+    products: Float64
+    others: Float64
+
+    @property
+    def cosines(self) -> Float64:
+        """Of each rank's gradient to the mean of the others', [R]; NaN where one is zero."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            made: Float64 = self.products / np.sqrt(self.squares * self.others)
+        return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerNumbers:
     """One number for each tensor, or module, of a table: of one rank at one step.
 
@@ -382,6 +407,7 @@ class Window:
         layers: numbers of single tensors of the first few ranks at these steps, in the order of
             (step, metric, rank).
         element_sums: of local gradients at these steps, in their order.
+        gradient_products: of these, too.
         averages: of parameters that all ranks wrote before these steps, in their order.
         rank_local: ranks that train copies of their own of some tensors, which are compared with
             nothing; digests of their whole models are their own.
@@ -407,6 +433,7 @@ class Window:
     negligible: Mapping[int, int] = field(default_factory=dict)
     layers: tuple[LayerNumbers, ...] = ()
     element_sums: tuple[ElementSums, ...] = ()
+    gradient_products: tuple[GradientProducts, ...] = ()
     averages: tuple[Average, ...] = ()
     rank_local: frozenset[int] = frozenset()
     derived: dict[tuple[str, str], tuple[npt.NDArray[Any], ...]] = field(

@@ -40,6 +40,7 @@ from tests.support.runs.phases import (
     turns,
     unlike_targets,
 )
+from tests.support.runs.pulling import pulling
 from tests.support.runs.pushes import pushes
 from tests.support.runs.recurring import blown_up, heavy_tails, skipping, stuck, teeth
 from tests.support.runs.replicas import apart
@@ -254,6 +255,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         compressed,
         timings,
         norms,
+        pulling,
         averages,
         memory,
         evaluated_nonfinite,
