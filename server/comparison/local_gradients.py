@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.agent import wire
-from rankscope.server.comparison import compare, conservation, directions, element_sums
+from rankscope.server.comparison import compare, conservation, directions, element_sums, shares
 from rankscope.server.comparison.applied import applied
 from rankscope.server.comparison.compression import Compression
 from rankscope.server.comparison.conservation import Sums
@@ -170,8 +170,10 @@ class LocalGradients:
         mean = conservation.expected_mean(sketches, made.weighted_by, counted)
         kept = sketches if sketches.size <= _MOST_KEPT else None
         self._sums[taken] = Sums(step, mean, came_out.sketches, kept)
+        approximate = made.pattern == "other" or 0 < made.known == made.compressed
         return replace(
             made,
+            shares=shares.of_ranks(sketches, came_out.sketches) if approximate else (),
             cosine=conservation.cosine(sketches, came_out.sketches),
             emptied=conservation.emptied(
                 sketches, came_out.sketches, None if past is None else past.reduced

@@ -219,6 +219,8 @@ class Reduction:
             not known otherwise.
         emptied: number of tensors with elements that went in and came out as zeros, and came out
             at the sampled step before.
+        shares: what of each rank's gradient has come out, where that is an approximation; one for
+            each of `ranks`, or empty.
     """
 
     step: int
@@ -243,6 +245,7 @@ class Reduction:
     cosine: float = float("nan")
     kept: float = float("nan")
     emptied: int = 0
+    shares: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
