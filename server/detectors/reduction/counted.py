@@ -15,6 +15,7 @@ import numpy as np
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.episode import Condition, Episode, Watch
+from rankscope.server.detectors.statistics import change_point
 from rankscope.server.detectors.wording import count, number, ranks
 from rankscope.server.window import Float64, Reduction
 
@@ -26,8 +27,9 @@ _CERTAIN = 7.0
 # Times the others' that a rank counts by a fault: lost, negated, halved, added again. What shards
 # that are unlike make of the same compression lies anywhere.
 _FAULTS = (-1.0, 0.0, 0.5, 2.0, 3.0)
-# How near it has to be, of 1, and how far the others may lie from each other.
-_NEAR, _ALIKE = 0.15, 0.15
+# How near it has to be, relative (of a rank that is lost, to what one should count), and how far
+# the others may lie from each other.
+_NEAR, _LOST, _ALIKE = 0.2, 0.15, 0.15
 
 
 @dataclass(slots=True)
@@ -74,8 +76,7 @@ class CountedShares(Condition[Counted]):
             self.watch.good(made.step)
             return
         self.watch.clear_after = max(8, made.step - self.recent[0][0])
-        first = self.recent[0][0] if self.watch.agreed_until is None else self._onset(found)
-        self.watch.bad(made.step, found, first_step=first).facts = found
+        self.watch.bad(made.step, found, first_step=self._onset(found)).facts = found
 
     def _found(self) -> Counted | None:
         samples = np.stack([shares for _, shares in self.recent])
@@ -92,40 +93,29 @@ class CountedShares(Condition[Counted]):
             return None
         if np.abs(times[rest] - 1.0).max() > _ALIKE:
             return None
-        near = [min(abs(t - fault) for fault in _FAULTS) <= _NEAR for t in times[far].tolist()]
-        if not all(near):
+        if not all(map(_is_fault, times[far].tolist())):
             return None
         odd = {self.members[row]: float(times[row]) for row in np.flatnonzero(far).tolist()}
         return Counted(odd, self.members, len(self.members) > 2)
 
     def _onset(self, found: Counted) -> int:
-        """The first of the samples that show it: where shares are nearer to now than to 1."""
-        rank = next(iter(found.odd))
-        row = self.members.index(rank)
-        rest = [self.members.index(r) for r in self.members if r not in found.odd]
-        middle = 0.5 * (1.0 + found.odd[rank])
-        since = self.recent[0][0]
-        votes = [
-            (step, (shares[row] > middle * shares[rest].mean()) == (found.odd[rank] > 1.0))
-            for step, shares in self.recent
-        ]
-        # The split with the most on their side, before it and after.
-        best = -1
-        for at, (step, _) in enumerate(votes):
-            right = sum(not is_odd for _, is_odd in votes[:at]) + sum(o for _, o in votes[at:])
-            if right > best:
-                best, since = right, step
-        return since
+        """The sample from which on the share of the rank that stands out is what it is now."""
+        odd = self.members.index(next(iter(found.odd)))
+        rest = [row for row, rank in enumerate(self.members) if rank not in found.odd]
+        times = [float(shares[odd] / shares[rest].mean()) for _, shares in self.recent]
+        at, before, after = change_point(np.array(times))
+        changed = abs(before - 1.0) < 0.5 * abs(after - 1.0)
+        return self.recent[at if changed else 0][0]
 
     def finding(self, episode: Episode[Counted]) -> Finding:
         """What is reported of an episode."""
         facts, step = episode.facts, episode.first_step
         who = ranks(sorted(facts.odd))
         times = next(iter(facts.odd.values()))
-        said = "nothing" if abs(times) <= _NEAR else f"{number(times)} times as much as the others"
+        said = "nothing" if abs(times) <= _LOST else f"{number(times)} times as much as the others"
         if not facts.alone:
             said = f"{number(times)} times what the other one does"
-        if abs(times) <= _NEAR:
+        if abs(times) <= _LOST:
             why = "it is not added, or what it sends is empty"
         elif times < 0:
             why = "its sign is turned"
@@ -155,3 +145,8 @@ class CountedShares(Condition[Counted]):
                 "ranks_in_it": len(facts.ranks),
             },
         )
+
+
+def _is_fault(times: float) -> bool:
+    """Whether a fault makes a rank count about so many times."""
+    return any(abs(times - fault) <= (_NEAR * abs(fault) or _LOST) for fault in _FAULTS)

@@ -182,8 +182,8 @@ class ReductionWrong(Detector[ReductionState]):
         25 %, and 8 samples in a row are beyond all of the 16 before; `grad_norm` follows by sqrt(N)
         or more (clipping that nobody posts gives the same norm). And the share of each rank's own
         gradient that comes out of it (least squares on all ranks' at every sample, the mean of 24):
-        one that is -1, 0, 1/2, 2 or 3 times the others', to 0.15, by 7 standard errors, while these
-        agree to 0.15.
+        one that is -1, 0, 1/2, 2 or 3 times the others', to a fifth, by 7 standard errors, while
+        these agree to 0.15.
 
         Under FSDP2, gradients that are kept unreduced when the optimizer steps, twice in a row
         (`gradients_unreduced`).
