@@ -15,7 +15,6 @@ from rankscope.server.detectors.loss_weights import INPUTS, LossWeights, shares_
 from rankscope.server.detectors.peers import Change, PeerChange
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.rank.outlier_findings import LossOutlier, loss_finding
-from rankscope.server.detectors.rank.turns import Turns
 from rankscope.server.detectors.statistics import (
     Progress,
     change_point,
@@ -23,6 +22,7 @@ from rankscope.server.detectors.statistics import (
     median_of_sorted,
     others_median,
 )
+from rankscope.server.detectors.turns import Turns
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count
 from rankscope.server.window import Check, Float64, Int64, Status, Window

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from rankscope.server.detectors.loss import LossOscillating
 from rankscope.server.detectors.rank import RankLossOutlier
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace
@@ -10,7 +11,7 @@ from tests.support.runs.traces import Trace
 STEPS = 400
 
 
-def found(*, workers=2, odd=0, lies=1.0, seed=0, fast=1, cuts=()):
+def found(*, workers=2, odd=0, lies=1.0, seed=0, fast=1, cuts=(), by=RankLossOutlier):
     """Rank 0 serves; the worker `odd` has a loss that lies higher, from the first step on.
 
     Args:
@@ -32,7 +33,7 @@ def found(*, workers=2, odd=0, lies=1.0, seed=0, fast=1, cuts=()):
         {"loss": np.where(present, losses, 0.0)},
         present={"loss": present},
     )
-    return judge(trace, [RankLossOutlier()], cuts)
+    return judge(trace, [by()], cuts)
 
 
 def test_one_of_three_workers_that_learns_something_else_is_named():
@@ -60,3 +61,8 @@ def test_how_the_steps_are_cut_into_windows_makes_no_difference():
     assert [(a.first_step, a.ranks) for a in whole.alerts] == [
         (a.first_step, a.ranks) for a in cut.alerts
     ]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_levels_of_their_own_are_no_swing_of_the_loss(seed):
+    assert not found(odd=2, seed=seed, by=LossOscillating).alerts

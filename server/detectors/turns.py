@@ -40,6 +40,11 @@ class Turns:
     rounds: list[tuple[int, dict[int, float]]] = field(default_factory=list)
     last: int = -1
 
+    @property
+    def taken(self) -> bool:
+        """Whether ranks take turns, as far as is known."""
+        return len(self.known) > 1 and self.alone > max(_LEAST, _EACH * self.common)
+
     def rows(self, window: Window, metric: str) -> tuple[Int64, Float64, Int64]:
         """What can be compared: steps that ranks have in common, and rounds of those that have not.
 
@@ -65,7 +70,7 @@ class Turns:
                 self.last = step
                 continue
             self._alone(step, int(window.ranks[there][0]), float(row[there][0]))
-            if self.alone <= max(_LEAST, _EACH * self.common):
+            if not self.taken:
                 continue
             for at, means in self.rounds:
                 if at > self.last:
