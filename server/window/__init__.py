@@ -7,7 +7,6 @@ from rankscope.server.window.aligned import (
     Comparison,
     ElementSums,
     Float64,
-    GradientProducts,
     Int64,
     LayerNumbers,
     Misreduced,
@@ -34,6 +33,7 @@ from rankscope.server.window.arrived import (
     NewData,
     joined_fingerprint,
 )
+from rankscope.server.window.products import GradientProducts
 
 __all__ = [
     "Alert",
