@@ -38,6 +38,8 @@ LINK_RULES = (
             "desync.hyperparameters",
             "desync.buffers",
             "update.missing",
+            # Batches between two steps are more where a step is left out.
+            "data.imbalanced",
         ),
         same_ranks=False,
         why="ranks that do not take the same steps do not hold the same",

@@ -25,6 +25,8 @@ _HALF = frozenset(("float16", "bfloat16"))
 # Factors of two tensors are one within this, as of a reduction (`conservation`).
 _SAME = 1e-3
 _MAX_TENSORS = 64
+# Times the rounding of a reduction by which two gradients differ that can be told apart.
+_ALIKE = 10.0
 # Of two gradients with a cosine beyond 1 - 5e-7 nothing tells which of them is in a third: float64
 # of sketches in float32 leaves no digit.
 _DEPENDENT = 1e-6
@@ -59,19 +61,34 @@ def applied(
     half = [bool(dtypes) and dtypes[i] in _HALF or compression.half for i in shows.tolist()]
     tolerance = np.where(half, HALF_TOLERANCE, TOLERANCE)
     sizes = np.sqrt((local**2).sum(axis=2))
+    # Where a rank's own gradient is a multiple of the mean (one class of samples on all of them, of
+    # which a bias has one and the same), nothing tells which of the two it applied.
+    means = np.broadcast_to(local.mean(axis=0), local.shape)
+    alike = np.isfinite(_multiples(means, local, sizes.mean(axis=0), _ALIKE * tolerance)[0])
+    telling = ~alike.all(axis=0)
+    if not telling.any():
+        return None
+    shows, local, came, alike = (
+        shows[telling],
+        local[:, telling],
+        came[:, telling],
+        alike[:, telling],
+    )
+    tolerance, sizes = tolerance[telling], sizes[:, telling]
     most: tuple[int, Float64, Float64] | None = None
     for base in weighing.expected(len(local), counts or {}).values():
         mean = np.broadcast_to(weighing.combined(base, local), local.shape)
         factors, rest = _multiples(mean, came, sizes.mean(axis=0), tolerance)
+        factors = np.where(alike, np.nan, factors)
         found = int(np.isfinite(factors).sum())
         if most is None or found > most[0]:
             most = found, factors, rest
     assert most is not None
     _, factors, rest = most
     averaged = np.isfinite(factors)
-    own = np.isfinite(_multiples(local, came, sizes, tolerance)[0]) & ~averaged
+    own = np.isfinite(_multiples(local, came, sizes, tolerance)[0]) & ~averaged & ~alike
     names = [table.names[i] for i in shows.tolist()]
-    unreduced, changed = own.all(axis=0), (~averaged & ~own).any(axis=0)
+    unreduced, changed = own.all(axis=0), (~averaged & ~own & ~alike).any(axis=0)
     return Applied(
         tensors=len(shows),
         averaged=tuple(averaged.sum(axis=1).tolist()),

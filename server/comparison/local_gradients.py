@@ -1,20 +1,27 @@
-"""What the ranks' own gradients show: the reduction that they went into, and sums of small ones."""
+"""What the ranks' own gradients show: where they point, their reduction, sums of small ones."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from rankscope.agent import wire
-from rankscope.server.comparison import compare, conservation, element_sums
+from rankscope.server.comparison import compare, conservation, directions, element_sums, shares
 from rankscope.server.comparison.applied import applied
 from rankscope.server.comparison.compression import Compression
 from rankscope.server.comparison.conservation import Sums
 from rankscope.server.comparison.replicas import Replicas
-from rankscope.server.window import Applied, ElementSums, Float64, Int64, Reduction
+from rankscope.server.window import (
+    Applied,
+    ElementSums,
+    Float64,
+    GradientProducts,
+    Int64,
+    Reduction,
+)
 
 # Numbers of all ranks' sketches up to which those of a step are kept for the next: 2 MB.
 _MOST_KEPT = 250_000
@@ -33,6 +40,21 @@ class _Stacked(NamedTuple):
     name: str
     table: wire.TensorTable
     sketches: Float64
+
+
+@dataclass(slots=True)
+class Found:
+    """What local gradients show, step by step and replica class by replica class."""
+
+    reductions: list[Reduction] = field(default_factory=list)
+    sums: list[ElementSums] = field(default_factory=list)
+    products: list[GradientProducts] = field(default_factory=list)
+
+    def add(self, later: Found) -> None:
+        """Takes what a later step shows."""
+        self.reductions += later.reductions
+        self.sums += later.sums
+        self.products += later.products
 
 
 class LocalGradients:
@@ -55,7 +77,7 @@ class LocalGradients:
         reduced: Mapping[int, wire.Fingerprint],
         compression: Compression,
         counts: Mapping[str, Mapping[int, float]] | None = None,
-    ) -> tuple[list[Reduction], list[ElementSums]]:
+    ) -> Found:
         """One step, replica class by replica class.
 
         Args:
@@ -64,7 +86,7 @@ class LocalGradients:
             compression: what is done to gradients on their way.
             counts: name -> rank -> tokens or samples of the step.
         """
-        reductions, sums = [], []
+        made = Found()
         for rows in self._replicas.classes("parameters", ranks):
             if len(rows) < 2:
                 continue
@@ -77,13 +99,16 @@ class LocalGradients:
                 step, stacked.ranks, stacked.sketches, names, stacked.table.shapes
             )
             if found is not None:
-                sums.append(found)
+                made.sums.append(found)
             # A sum of which a part is missing is none.
-            if len(stacked.ranks) == len(members) and all(int(r) in reduced for r in members):
-                made = self._reduction(step, stacked, reduced, compression, counts or {})
-                if made is not None:
-                    reductions.append(made)
-        return reductions, sums
+            if len(stacked.ranks) < len(members):
+                continue
+            made.products.append(directions.of_gradients(step, stacked.ranks, stacked.sketches))
+            if all(int(r) in reduced for r in members):
+                reduction = self._reduction(step, stacked, reduced, compression, counts or {})
+                if reduction is not None:
+                    made.reductions.append(reduction)
+        return made
 
     def _stacked(
         self, ranks: Sequence[int], local: Mapping[int, Mapping[str, wire.Fingerprint]]
@@ -145,8 +170,10 @@ class LocalGradients:
         mean = conservation.expected_mean(sketches, made.weighted_by, counted)
         kept = sketches if sketches.size <= _MOST_KEPT else None
         self._sums[taken] = Sums(step, mean, came_out.sketches, kept)
+        approximate = made.pattern == "other" or 0 < made.known == made.compressed
         return replace(
             made,
+            shares=shares.of_ranks(sketches, came_out.sketches) if approximate else (),
             cosine=conservation.cosine(sketches, came_out.sketches),
             emptied=conservation.emptied(
                 sketches, came_out.sketches, None if past is None else past.reduced

@@ -26,7 +26,15 @@ _LONGEST, _CYCLES = 16, 3
 # that takes up a second task late has fewer, at first.
 _MIXED = 0.1
 # Lists of a window whose items have a step.
-_BY_STEP = ("comparisons", "reductions", "events", "layers", "element_sums", "averages")
+_BY_STEP = (
+    "comparisons",
+    "reductions",
+    "events",
+    "layers",
+    "element_sums",
+    "gradient_products",
+    "averages",
+)
 
 
 @dataclass(slots=True)

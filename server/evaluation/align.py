@@ -26,7 +26,7 @@ from rankscope.agent.wire import BATCH_PART, LABELS, SAMPLE_DIGESTS, STAGES
 from rankscope.server.comparison import compression, conservation
 from rankscope.server.comparison.averages import STAGE as AVERAGE
 from rankscope.server.comparison.averages import Averages
-from rankscope.server.comparison.local_gradients import LocalGradients
+from rankscope.server.comparison.local_gradients import Found, LocalGradients
 from rankscope.server.comparison.outside import STAGE as OUTSIDE
 from rankscope.server.comparison.parts import find_parts, same_at_first
 from rankscope.server.comparison.replicas import REPLICATED, Replicas
@@ -37,13 +37,11 @@ from rankscope.server.window import (
     Average,
     Columns,
     Comparison,
-    ElementSums,
     FingerprintPart,
     Int64,
     LivenessPart,
     NewData,
     Occurrence,
-    Reduction,
     Series,
     Window,
     is_wanted,
@@ -296,15 +294,14 @@ class Aligner:
         series: dict[str, Series] = {}
         digests: dict[str, Series] = {}
         comparisons: tuple[Comparison, ...] = ()
-        reductions: tuple[Reduction, ...] = ()
-        sums: tuple[ElementSums, ...] = ()
+        local = Found()
         averages: tuple[Average, ...] = ()
         negligible: dict[int, int] = {}
         if len(steps):  # else nothing that waits is complete
             series = self._series.take(ranks, steps, through)
             digests = self._digests.take(ranks, steps, through)
             self._find_parts(series, digests, ranks, steps)
-            reductions, sums = self._reductions(series, ranks, steps, through)
+            local = self._reductions(series, ranks, steps, through)
             averages = self._averages(ranks, through)
             negligible = conservation.negligible(
                 {
@@ -336,7 +333,7 @@ class Aligner:
             last_step=self.last_step,
             config=self._config,
             digests={name: digests[name] for name in WATCHED_DIGESTS if name in digests},
-            reductions=reductions,
+            reductions=tuple(local.reductions),
             configs=self._configs,
             events=tuple(due),
             classes=tuple(
@@ -348,7 +345,8 @@ class Aligner:
             negligible=negligible,
             rank_local=self._replicas.own.ranks,
             layers=self._layers.take(through, self._begins),
-            element_sums=sums,
+            element_sums=tuple(local.sums),
+            gradient_products=tuple(local.products),
             averages=averages,
         )
 
@@ -386,10 +384,9 @@ class Aligner:
 
     def _reductions(
         self, series: Mapping[str, Series], ranks: Int64, steps: Int64, through: int
-    ) -> tuple[tuple[Reduction, ...], tuple[ElementSums, ...]]:
+    ) -> Found:
         """What local gradients show, step by step."""
-        reductions: list[Reduction] = []
-        sums: list[ElementSums] = []
+        found = Found()
         compressed = compression.of_config(self._config)
         for key in sorted(
             k for k in self._fingerprints if k[0] <= through and k[1] == "local_gradient"
@@ -403,10 +400,8 @@ class Aligner:
                 if (shared := self._replicas.own.without(rank, made.fingerprint)) is not None
             }
             counts = _counts(series, ranks, steps, key[0])
-            found = self._local.observe(key[0], ranks, local, reduced, compressed, counts)
-            reductions += found[0]
-            sums += found[1]
-        return tuple(reductions), tuple(sums)
+            found.add(self._local.observe(key[0], ranks, local, reduced, compressed, counts))
+        return found
 
     def _averages_follow(self) -> tuple[str, ...]:
         """The parameters, where no wrapper keeps them equal: they may be averaged."""

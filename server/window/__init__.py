@@ -33,6 +33,7 @@ from rankscope.server.window.arrived import (
     NewData,
     joined_fingerprint,
 )
+from rankscope.server.window.products import GradientProducts
 
 __all__ = [
     "Alert",
@@ -45,6 +46,7 @@ __all__ = [
     "Comparison",
     "ElementSums",
     "Float64",
+    "GradientProducts",
     "Int64",
     "LayerNumbers",
     "LayerPart",

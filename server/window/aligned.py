@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.agent import wire
+from rankscope.server.window.products import GradientProducts
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -219,6 +220,8 @@ class Reduction:
             not known otherwise.
         emptied: number of tensors with elements that went in and came out as zeros, and came out
             at the sampled step before.
+        shares: what of each rank's gradient has come out, where that is an approximation; one for
+            each of `ranks`, or empty.
     """
 
     step: int
@@ -243,6 +246,7 @@ class Reduction:
     cosine: float = float("nan")
     kept: float = float("nan")
     emptied: int = 0
+    shares: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,6 +386,7 @@ class Window:
         layers: numbers of single tensors of the first few ranks at these steps, in the order of
             (step, metric, rank).
         element_sums: of local gradients at these steps, in their order.
+        gradient_products: of these, too.
         averages: of parameters that all ranks wrote before these steps, in their order.
         rank_local: ranks that train copies of their own of some tensors, which are compared with
             nothing; digests of their whole models are their own.
@@ -407,6 +412,7 @@ class Window:
     negligible: Mapping[int, int] = field(default_factory=dict)
     layers: tuple[LayerNumbers, ...] = ()
     element_sums: tuple[ElementSums, ...] = ()
+    gradient_products: tuple[GradientProducts, ...] = ()
     averages: tuple[Average, ...] = ()
     rank_local: frozenset[int] = frozenset()
     derived: dict[tuple[str, str], tuple[npt.NDArray[Any], ...]] = field(

@@ -127,7 +127,7 @@ class Progress(Detector[ProgressState]):
         step, equal on all ranks that hold the same tensors, and the step at which each rank's
         newest process began. Over after 8 steps of agreement. A rank whose gradient norm is,
         twice in a row, that of the others one step later has not taken a step that they took; nor
-        has one that threw away a backward pass before its step, as the others did not, where
+        has one that threw away more backward passes before its step than the others did, where
         gradients, state or parameters are no longer equal at the next comparison. A rank that
         stepped without a backward pass, as the others did not, and whose norm is theirs of one step
         before twice in a row since, has taken a step more. A rank that reduced its gradients
@@ -402,11 +402,15 @@ def _shows(comparison: Comparison, suspects: tuple[int, ...]) -> bool:
 def _discarding(
     reported: Mapping[int, float], classes: list[tuple[int, ...]]
 ) -> StepMismatch | None:
-    """Ranks that threw away a pass where others that hold the same threw away none."""
+    """Ranks that threw away more passes than others that hold the same, which all had as many.
+
+    Of two networks that play against each other, each throws away what the other's steps give it.
+    """
     for members in classes:
         values = {rank: reported.get(rank, 0.0) for rank in members}
-        suspects = tuple(rank for rank, value in values.items() if value)
-        if suspects and len(suspects) < len(members):
+        least = min(values.values())
+        suspects = tuple(rank for rank, value in values.items() if value > least)
+        if suspects and 2 * len(suspects) <= len(members):
             return StepMismatch(_DISCARDED, values, suspects, decided=True)
     return None
 

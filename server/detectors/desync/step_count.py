@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.episode import Episode
-from rankscope.server.detectors.wording import agree, listing, ranks, sentences
+from rankscope.server.detectors.wording import agree, listing, number, ranks, sentences
 
 # What is counted, and how a person calls it.
 COUNTED = {
@@ -149,8 +149,15 @@ def _left_out(mismatch: StepMismatch, who: str, step: int) -> str:
             f"Since step {step}, {who} applies at each step the gradient that the others apply one "
             f"step later: it {_SKIPPED}"
         )
+    least = min(mismatch.values.values())
+    others = "the others did not" if not least else f"the others {number(least)}"
+    thrown = (
+        "computed a gradient and threw it away"
+        if not least
+        else f"threw away {number(max(mismatch.values.values()))} gradients that it had computed"
+    )
     return (
-        f"Before its step {step}, {who} computed a gradient and threw it away, the others did not, "
+        f"Before its step {step}, {who} {thrown}, {others}, "
         f"and the ranks are no longer equal since: it {_SKIPPED}"
     )
 

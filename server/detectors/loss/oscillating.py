@@ -34,6 +34,7 @@ from rankscope.server.detectors.statistics import (
     residual_maker,
     spectral_peak,
 )
+from rankscope.server.detectors.turns import Turns
 from rankscope.server.detectors.wording import count, number, sentences
 from rankscope.server.window import Check, Float64, Status, Window
 
@@ -144,6 +145,7 @@ class OscillatingState:
     repeats: Repeats = field(default_factory=Repeats.begin)
     unmeasured: Unmeasured = field(default_factory=Unmeasured)
     incident: _Oscillating | None = None
+    turns: Turns = field(default_factory=Turns)
 
 
 class LossOscillating(Detector[OscillatingState]):
@@ -222,6 +224,10 @@ class LossOscillating(Detector[OscillatingState]):
         for metric, known in state.beside.items():
             known.update(zip(*(a.tolist() for a in mean_over_ranks(window, metric)), strict=True))
         steps, means = mean_over_ranks(window, "loss")
+        rounds, rows, _ = state.turns.rows(window, "loss")
+        if state.turns.taken:
+            # Workers that alternate, each at its own level, are no swing.
+            steps, means = rounds, np.nanmean(rows, axis=1) if len(rows) else means[:0]
         for step, value in zip(steps.tolist(), means.tolist(), strict=True):
             state.unmeasured.push(step, finite=math.isfinite(value))
             if not math.isfinite(value):

@@ -21,8 +21,8 @@ from rankscope.server.detectors.statistics import (
     grows_with,
     median_of_sorted,
     others_median,
-    rank_rows,
 )
+from rankscope.server.detectors.turns import Turns
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count
 from rankscope.server.window import Check, Float64, Int64, Status, Window
@@ -87,6 +87,7 @@ class LossOutlierState:
         earlier: of windows that do not overlap, since the start: the last step, their level, and by
             rank the mean difference (of losses that pass through zero its median). Of many, every
             second one.
+        turns: of each series, where workers never have a step in common.
         positive: whether all losses were: to divide by a level that passes through zero says
             nothing.
     """
@@ -95,6 +96,9 @@ class LossOutlierState:
     accuracies: RankHistory
     explained: RankHistory
     earlier: list[tuple[int, float, Mapping[int, float]]] = field(default_factory=list)
+    turns: dict[str, Turns] = field(
+        default_factory=lambda: {n: Turns() for n in ("loss", "accuracy", "explained_deviance")}
+    )
     positive: bool = True
     progress: Progress = field(default_factory=Progress)
     since: int = 0
@@ -133,7 +137,8 @@ class RankLossOutlier(Detector[LossOutlierState]):
         ones of it lie further away than any before, with a chance below 1e-8 of as many late and of
         one rank (32 observations or more, judged at every 8th). Losses that are multiplied by their
         ranks' shares of the samples are divided by them first (of a cross entropy, of which the
-        mean is known).
+        mean is known). Workers that never have a step in common (an asynchronous parameter server)
+        are compared in rounds: as soon as each has a new loss, by the mean of what it has.
 
     Severity:
         Warning; critical where the mean of d is above the others' level and above 25 % of the
@@ -182,16 +187,17 @@ class RankLossOutlier(Detector[LossOutlierState]):
     def advance(self, window: Window, state: LossOutlierState) -> Outcome:
         """Takes the window's losses, and looks at every tenth of them."""
         findings: list[Finding] = []
-        accuracies = dict(zip(*_listed(rank_rows(window, "accuracy")), strict=True))
-        explained = dict(zip(*_listed(rank_rows(window, "explained_deviance")), strict=True))
-        steps, rows = rank_rows(window, "loss")
+        steps, rows, posted = state.turns["loss"].rows(window, "loss")
+        accuracies, explained = (
+            dict(zip(*_listed(state.turns[name].rows(window, name)), strict=True))
+            for name in ("accuracy", "explained_deviance")
+        )
         state.weights.take(window)
         if state.weights.by_samples:
             rows = rows / shares_of_samples(window, steps)
         ordered = np.sort(rows, axis=1)  # NaN last
         counts = np.isfinite(ordered).sum(axis=1)
-        posted = window.series["loss"].present.sum(axis=0) if len(steps) else counts
-        judged = (counts == posted[posted > 0]) & (counts > 1)
+        judged = (counts == posted) & (counts > 1)
         medians = median_of_sorted(ordered, np.maximum(counts, 1)).tolist()
         for index, step in enumerate(steps.tolist()):
             if step in accuracies:
@@ -479,5 +485,5 @@ def _since_start(state: LossOutlierState, losses: Float64, column: int, mean: fl
     return grows_with((state.progress.start - others)[there], _held(difference[there], mean))
 
 
-def _listed(found: tuple[Int64, Float64]) -> tuple[list[int], Float64]:
+def _listed(found: tuple[Int64, Float64, Int64]) -> tuple[list[int], Float64]:
     return found[0].tolist(), found[1]

@@ -85,12 +85,14 @@ class DroppedState:
 
     Attributes:
         recurring: steps that are long at equal distances.
+        seen, usable: steps that were timed, and those of which the length says something.
     """
 
     recurring: Recurring
     past: deque[list[float]] = field(default_factory=deque)
     recent: deque[list[float]] = field(default_factory=deque)
     seen: int = 0
+    usable: int = 0
     judged: int = 0
     tensors: int = 0
     watch: Watch[Slowdown] = field(default_factory=lambda: Watch(clear_after=64))
@@ -176,6 +178,7 @@ class ThroughputDropped(Detector[DroppedState]):
             state.seen += 1
             if state.seen <= policy.skipped or not math.isfinite(numbers[_LENGTH]):
                 continue
+            state.usable += 1
             data = numbers[_FIRST_PART]
             state.recurring.push(step, math.exp(numbers[_ALONE]), data)
             state.recent.append(numbers)
@@ -250,9 +253,15 @@ class ThroughputDropped(Detector[DroppedState]):
                 f"{count(state.seen, 'step')} took no longer than those before them.",
             )
         least = self.policy.before + self.policy.size + self.policy.skipped
-        return Check(
-            Status.INSUFFICIENT_DATA, f"{count(state.seen, 'step')} of {least} with their length."
-        )
+        if state.seen < least:
+            why = f"{count(state.seen, 'step')} of {least} with their length."
+        else:
+            why = (
+                f"Of {count(state.seen, 'step')} with their length {state.usable:,} of {least} "
+                "can be judged: in the others ranks waited for a processor for most of the time, "
+                "or another number of tensors was trained. The machine has too much to do."
+            )
+        return Check(Status.INSUFFICIENT_DATA, why)
 
 
 def _numbers(window: Window) -> Float64:

@@ -32,3 +32,11 @@ def test_a_machine_that_has_ever_more_to_do(queued):
 def test_more_work_on_a_machine_that_others_use_a_little():
     (alert,) = alerts(queued=(0.002, 0.004), works=(0.02, 0.05))
     assert alert.first_step == pytest.approx(100, abs=2)
+
+
+def test_that_nothing_could_be_judged_is_said_to_be_the_machine():
+    series = {"step_seconds": np.full((2, STEPS), 0.1), "queued_seconds": np.full((2, STEPS), 0.09)}
+    found = judge(Trace("overloaded", 0, np.arange(STEPS), series), [ThroughputDropped()])
+    check = found.checks["throughput.dropped"]
+    assert check.status == "insufficient_data"
+    assert check.why.startswith("Of 300 steps with their length 0 of 53 can be judged: ")

@@ -253,6 +253,15 @@ def test_nor_is_one_that_all_ranks_threw_away():
     assert not judge(run(parted(30), passes_discarded=thrown, ranks=2), [Progress()]).alerts
 
 
+def test_more_thrown_away_than_by_the_others_shows_it_where_all_throw_some_away():
+    """Of two networks that play against each other, each step gives the other one a gradient."""
+    thrown = np.ones((2, 60))
+    thrown[1, 29] = 3.0
+    (alert,) = judge(run(parted(30), passes_discarded=thrown, ranks=2), [Progress()]).alerts
+    assert (alert.ranks, alert.first_step) == ((1,), 29)
+    assert "threw away 3 gradients that it had computed, the others 1," in alert.cause
+
+
 def test_nor_one_of_ranks_that_differed_before():
     assert not judge(
         run(parted(20), passes_discarded=discarding(29, 1), ranks=2), [Progress()]

@@ -27,6 +27,7 @@ class Alone:
                 comparisons=(),
                 reductions=(),
                 element_sums=(),
+                gradient_products=(),
                 classes=(),
                 rank_local=frozenset(),
                 liveness=window.liveness[:1],

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from rankscope.agent import wire
-from rankscope.server.comparison import conservation
+from rankscope.server.comparison import conservation, shares
 from rankscope.server.window import LayerNumbers, Reduction
 from tests.support.runs.traces import Trace
 
@@ -256,6 +256,8 @@ def compressed(
     times: float = 1.0,
     at: int = 0,
     shrinks: bool = False,
+    counts: float = 1.0,
+    unlike: bool = False,
     ranks: int = 4,
     steps: int = 120,
     every: int = 4,
@@ -269,8 +271,11 @@ def compressed(
         clip: coefficient that all gradients are multiplied by; it is posted.
         times: what comes out is multiplied by this from step `at` on.
         shrinks: what goes in is divided by `times` from step `at` on.
+        counts: what the last rank counts from step `at` on.
+        unlike: ranks count anything between a half and one, as unlike shards make of it.
     """
     random = np.random.default_rng(seed)
+    weights = np.linspace(0.5, 1.0, ranks) if unlike else np.ones(ranks)
     norms = np.full((ranks, steps), np.nan)
     tensors, elements, buckets = 6, 2000, 64
     signs = random.choice([-1.0, 1.0], elements)
@@ -283,7 +288,10 @@ def compressed(
         local = random.standard_normal((ranks, tensors, elements))
         if shrinks and step >= at:
             local /= times
-        whole = mean = local.mean(axis=0) + (memory if feedback else 0.0)
+        if step >= at:
+            weights[-1] = counts
+        sent = (weights[:, None, None] * local).mean(axis=0)
+        whole = mean = sent + (memory if feedback else 0.0)
         if step >= after:
             floor = np.quantile(np.abs(mean), 1.0 - share, axis=1, keepdims=True)
             mean = np.where(np.abs(mean) >= floor, mean, 0.0)
@@ -302,6 +310,7 @@ def compressed(
                 pattern="" if hooks else "other",
                 kept=float("nan") if hooks else conservation.kept(local @ turn, mean @ turn, 1.0),
                 emptied=0 if hooks else conservation.emptied(local @ turn, mean @ turn, before),
+                shares=shares.of_ranks(local @ turn, mean @ turn),
             )
         )
         before = mean @ turn

@@ -42,6 +42,7 @@ from tests.support.runs.phases import (
     turns,
     unlike_targets,
 )
+from tests.support.runs.pulling import pulling
 from tests.support.runs.pushes import pushes
 from tests.support.runs.recurring import blown_up, heavy_tails, running_away, skipping, stuck, teeth
 from tests.support.runs.replicas import apart
@@ -267,6 +268,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         compressed,
         timings,
         norms,
+        pulling,
         averages,
         memory,
         evaluated_nonfinite,

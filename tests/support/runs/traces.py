@@ -14,6 +14,7 @@ import numpy as np
 from rankscope.agent import wire
 from rankscope.server.window import (
     Comparison,
+    GradientProducts,
     LayerNumbers,
     Occurrence,
     RankLiveness,
@@ -34,6 +35,7 @@ class Trace:
         facts: what was done to the training, for example `onset` and `rank`.
         layers: numbers of single tensors, in the order of their steps.
         reductions: what came out of the steps' reductions; of a recorded one the cosine alone.
+        products: where the ranks' own gradients point; not saved.
         config: what rank 0 said of itself.
         words: name -> uint64 [R, S], posted everywhere; not saved.
         hosts: the machine of each rank, where that is known; not saved.
@@ -50,6 +52,7 @@ class Trace:
     facts: Mapping[str, Any] = field(default_factory=dict)
     layers: tuple[LayerNumbers, ...] = ()
     reductions: tuple[Reduction, ...] = ()
+    products: tuple[GradientProducts, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     words: Mapping[str, np.ndarray] = field(default_factory=dict)
     hosts: tuple[str, ...] = ()
@@ -178,6 +181,7 @@ class Trace:
             comparisons=tuple(c for c in self.comparisons if c.step % every == 0),
             layers=tuple(made for made in self.layers if made.step % every == 0),
             reductions=tuple(made for made in self.reductions if made.step % every == 0),
+            products=tuple(made for made in self.products if made.step % every == 0),
         )
 
     # ---------------------------------------------------------------------------------- windows
@@ -223,6 +227,7 @@ class Trace:
                 ),
                 layers=_between(self.layers, before, last),
                 reductions=_between(self.reductions, before, last),
+                gradient_products=_between(self.products, before, last),
                 config=self.config,
                 configs=self.configs,
                 digests={
@@ -235,7 +240,7 @@ class Trace:
             position, before = upper, max(before, last)
 
 
-Made = TypeVar("Made", LayerNumbers, Reduction)
+Made = TypeVar("Made", LayerNumbers, Reduction, GradientProducts)
 
 
 def _between(made: tuple[Made, ...], before: int, last: int) -> tuple[Made, ...]:

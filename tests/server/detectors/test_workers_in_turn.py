@@ -1,0 +1,68 @@
+"""Losses of workers that never have a step in common, as of an asynchronous parameter server."""
+
+import numpy as np
+import pytest
+
+from rankscope.server.detectors.loss import LossOscillating
+from rankscope.server.detectors.rank import RankLossOutlier
+from tests.support.judging import judge
+from tests.support.runs.traces import Trace
+
+STEPS = 400
+
+
+def found(*, workers=2, odd=0, lies=1.0, seed=0, fast=1, cuts=(), by=RankLossOutlier):
+    """Rank 0 serves; the worker `odd` has a loss that lies higher, from the first step on.
+
+    Args:
+        fast: steps that the first worker takes in a row.
+    """
+    random = np.random.default_rng(seed)
+    order = [1] * fast + list(range(2, workers + 1))
+    turn = np.array([order[step % len(order)] for step in range(STEPS)])
+    level = 1.2 * np.exp(-np.arange(STEPS) / 60) + 0.2
+    losses = level * np.exp(0.15 * random.standard_normal((workers + 1, STEPS)))
+    if odd:
+        losses[odd] += lies * (1.4 - level)
+    present = np.arange(workers + 1)[:, None] == turn
+    present[1:, ::100] = True  # all begin with one version, and pull the same one now and then
+    trace = Trace(
+        "workers",
+        seed,
+        np.arange(STEPS),
+        {"loss": np.where(present, losses, 0.0)},
+        present={"loss": present},
+    )
+    return judge(trace, [by()], cuts)
+
+
+def test_one_of_three_workers_that_learns_something_else_is_named():
+    (alert,) = found(workers=3, odd=2).alerts
+    assert alert.ranks == (2,)
+    assert alert.severity in ("warning", "critical")
+    assert alert.first_step <= 3
+
+
+def test_of_two_workers_both_are():
+    (alert,) = found(odd=2).alerts
+    assert alert.ranks == (1, 2)
+
+
+@pytest.mark.parametrize("fast", [1, 3])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_that_are_alike_are_not(workers, fast):
+    judged = found(workers=workers, fast=fast)
+    assert not judged.alerts
+    assert judged.checks["rank.loss_outlier"].status == "ok"
+
+
+def test_how_the_steps_are_cut_into_windows_makes_no_difference():
+    whole, cut = found(odd=2), found(odd=2, cuts=(3, 50, 51, 207))
+    assert [(a.first_step, a.ranks) for a in whole.alerts] == [
+        (a.first_step, a.ranks) for a in cut.alerts
+    ]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_levels_of_their_own_are_no_swing_of_the_loss(seed):
+    assert not found(odd=2, seed=seed, by=LossOscillating).alerts
