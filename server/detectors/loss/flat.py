@@ -64,7 +64,8 @@ class Flat:
         """Whether something beside the loss says that it should have moved."""
         if self.unlearns(policy):
             return False
-        if self.nothing or self.rash or self.worse or self.guessed:
+        # What guessing costs is no proof: a loss of another unit may be there by chance.
+        if self.nothing or self.rash or self.worse:
             return not self.got_over(policy)
         if math.isnan(self.accuracy):
             return self.update < policy.small_update
