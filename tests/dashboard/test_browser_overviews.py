@@ -269,7 +269,9 @@ def test_an_alert_has_its_chart_beside_it_and_leads_to_where_it_shows(open_page,
     (alert,) = [a for a in items if a["kind"].startswith("desync")]
     page = open_page("/runs/broken", height=900)
     card = page.locator(f"#alert-{alert['id']}")
-    card.scroll_into_view_if_needed()
+    card.wait_for()
+    # At once: a page that has just been told something new draws its alerts again.
+    page.evaluate("id => document.getElementById(id).scrollIntoView()", f"alert-{alert['id']}")
     chart = f"#alert-{alert['id']} .alert-plot"
     assert meta(page, chart)["leavers"] == {"2": 77}
     card.get_by_role("button", name="Show on the charts").click()

@@ -6,8 +6,7 @@ import httpx
 import pytest
 
 from rankscope.server.commands.notify import notify
-from tests.server.api.test_api import desynced
-from tests.support.servers.api import get
+from tests.support.servers.api import desynced, get
 from tests.support.servers.receivers import Hook
 from tests.support.servers.service import Service, eventually
 
