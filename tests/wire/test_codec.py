@@ -181,7 +181,7 @@ def spoilt(draw: st.DrawFn, form: Any) -> Any:
     return node
 
 
-def _taken_or_refused(read: Callable[[Any], wire.Batch], given: Any) -> None:
+def assert_taken_or_refused(read: Callable[[Any], wire.Batch], given: Any) -> None:
     try:
         taken = read(given)
     except wire.WireError as error:
@@ -205,13 +205,13 @@ def test_garbage_bytes_are_refused(garbage: bytes) -> None:
 @thorough
 @given(spoilt(lambda b: msgpack.unpackb(wire.encode(b), strict_map_key=False)))
 def test_a_spoilt_msgpack_batch_is_taken_or_refused(node: Any) -> None:
-    _taken_or_refused(wire.decode, msgpack.packb(node, use_bin_type=True))
+    assert_taken_or_refused(wire.decode, msgpack.packb(node, use_bin_type=True))
 
 
 @thorough
 @given(spoilt(wire.to_json))
 def test_a_spoilt_json_batch_is_taken_or_refused(node: Any) -> None:
-    _taken_or_refused(wire.from_json, node)
+    assert_taken_or_refused(wire.from_json, node)
 
 
 @relaxed
@@ -221,7 +221,7 @@ def test_bytes_that_broke_on_the_way_are_taken_or_refused(sent: wire.Batch, data
     for _ in range(data.draw(st.integers(1, 3))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
 
-    _taken_or_refused(wire.decode, bytes(body[: data.draw(st.integers(0, len(body)))]))
+    assert_taken_or_refused(wire.decode, bytes(body[: data.draw(st.integers(0, len(body)))]))
 
 
 @pytest.mark.parametrize(

@@ -23,12 +23,16 @@ _MOST_BLOCKS = 64
 class LostPolicy(Policy):
     """Thresholds of `accuracy.stalled` for scores that lose what they had gained.
 
+    What is chance is judged by `lost_error`; the others say what shape of a course is a fall.
+
     Attributes:
-        lost_scored: observations before a score is judged: a start, a rise and what is low since.
+        lost_scored: observations before a score is judged: eight blocks, of which the start, the
+            rise and the fall take one at least each, and what is low since three.
         low: latest blocks, all of which have to be low: what dips for less comes back.
-        left: share of what had been gained that may be left.
+        left: share of what had been gained that may be left: a score that keeps more is worse, and
+            not lost.
         near: share of the fall up to which a block is still near the best, or already near what the
-            score has come to.
+            score has come to: between the quarters lies the fall itself.
         lost_error: standard errors by which it had risen; and fallen, times the root of the blocks
             that the fall took: of 600 random walks of 400 steps 13 do so, of 600 first-order
             autoregressions of 0.95 none.

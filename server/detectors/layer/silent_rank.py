@@ -26,8 +26,10 @@ class SilentRankPolicy(Policy):
             rank has one at every step.
         silent: consecutive observations without: experts of a rank may have no sample, but not at
             so many steps where they had one at every step before.
-        others: observations of another rank since then, at which it has a gradient.
-        nothing_left: loss of a rank below which it needs no gradient any more.
+        others: observations of another rank since then, at which it has a gradient: one alone may
+            be of the step at which all end.
+        nothing_left: loss of a rank below which it needs no gradient any more: far below 6e-8, the
+            rounding of single precision beside 1.
     """
 
     spoke: Observations = 8

@@ -23,7 +23,7 @@ from rankscope.agent import wire
 from rankscope.agent.delivery.outcome import Accepted, Away
 from rankscope.agent.delivery.uploader import Uploader
 from tests.support.servers.collector import Collector, Reply, wait_until
-from tests.support.servers.sending import BODY, QUICK, Posting, Rank, everything_arrived
+from tests.support.servers.sending import BODY, QUICK, Posting, Rank, assert_everything_arrived
 from tests.support.servers.uploaders import uploaders
 
 # The uploader has the lowest priority: on a busy machine it may take seconds to answer.
@@ -302,7 +302,7 @@ def test_batches_are_left_to_the_uploader_one_at_a_time(
     wait_until(lambda: one.sender.counters.waiting == 0)
     assert not any(left)
     one.sender.close()
-    everything_arrived(collector, one)
+    assert_everything_arrived(collector, one)
     assert collector.duplicates == 0
 
 
@@ -331,7 +331,7 @@ def test_closing_with_an_answer_that_is_there_posts_nothing_twice(
     held.set()
     answered(one)
     one.sender.close()
-    everything_arrived(collector, one)
+    assert_everything_arrived(collector, one)
     assert collector.duplicates == 0
     assert collector.batches[-1].state == "finished"
 
@@ -343,7 +343,7 @@ def test_closing_while_the_answer_is_out_loses_nothing(
     collector.held = None
     one.sender.close()
     held.set()
-    everything_arrived(collector, one)
+    assert_everything_arrived(collector, one)
     assert collector.duplicates == 1
     assert one.problems == []
 

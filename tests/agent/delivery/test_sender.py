@@ -14,7 +14,7 @@ from rankscope.agent.delivery.records import Records
 from rankscope.agent.delivery.sync import sync
 from rankscope.agent.launcher import Identity
 from tests.support.servers.collector import HANG, Collector, wait_until
-from tests.support.servers.sending import QUICK, Rank, everything_arrived
+from tests.support.servers.sending import QUICK, Rank, assert_everything_arrived
 
 # --------------------------------------------------------------------------- with a good server
 
@@ -28,7 +28,7 @@ def test_everything_arrives_in_order_and_without_gaps(
         time.sleep(0.005)
     one.sender.close()
 
-    everything_arrived(collector, one)
+    assert_everything_arrived(collector, one)
     batches = collector.batches
     assert [b.seq for b in batches] == list(range(len(batches)))
     assert {b.session for b in batches} == {"abc"}
@@ -136,7 +136,7 @@ def test_batches_come_less_often_once_all_is_steady(
     assert early > 8
     assert least <= after - before <= most
     one.sender.close()
-    everything_arrived(collector, one)
+    assert_everything_arrived(collector, one)
 
 
 def test_ranks_of_a_host_make_their_batches_at_the_same_moments(
@@ -251,7 +251,7 @@ def test_offline_sends_nothing_and_spools_all(
 
     report = sync(one.options.spool, collector.url, None)
     assert (report.left, report.duplicates, report.runs) == (0, 0, ["run"])
-    everything_arrived(collector, one)
+    assert_everything_arrived(collector, one)
     assert collector.batches[0].hello is not None
     assert collector.batches[-1].state == "finished"
 
@@ -295,7 +295,7 @@ def test_faults_of_what_it_calls_do_not_stop_it(
     one.train(10)
     one.sender.close()
 
-    everything_arrived(collector, one)
+    assert_everything_arrived(collector, one)
     reported = " ".join(one.problems)
     assert "RuntimeError: boom" in reported
     events = [event for batch in collector.batches for event in batch.events]
@@ -315,6 +315,6 @@ def test_a_report_that_fails_does_not_stop_it(away: Collector, rank: Callable[..
     away.start()
     away.wait_for(lambda c: c.stored() == one.produced)
     one.sender.close()
-    everything_arrived(away, one)
+    assert_everything_arrived(away, one)
     faults = [e.text for b in away.batches for e in b.events if e.kind == "agent.fault"]
     assert [text for text in faults if text.startswith("report: OSError: stderr is closed")]

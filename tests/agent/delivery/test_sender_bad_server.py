@@ -13,7 +13,7 @@ import pytest
 from rankscope.agent import wire
 from rankscope.agent.launcher import Identity
 from tests.support.servers.collector import CLOSE, LOSE, Collector, Reply, wait_until
-from tests.support.servers.sending import QUICK, Rank, everything_arrived
+from tests.support.servers.sending import QUICK, Rank, assert_everything_arrived
 
 
 def test_a_server_that_comes_late_gets_everything(
@@ -31,7 +31,7 @@ def test_a_server_that_comes_late_gets_everything(
     one.train(10)
     one.sender.close()
 
-    everything_arrived(away, one)
+    assert_everything_arrived(away, one)
     assert away.batches[0].hello is not None
     assert [b.seq for b in away.batches] == list(range(len(away.batches)))
     assert one.spooled_files() == []
@@ -55,7 +55,7 @@ def test_a_server_that_restarts_misses_nothing(
         collector.wait_for(lambda c: c.stored() == one.produced)
     one.sender.close()
 
-    everything_arrived(collector, one)
+    assert_everything_arrived(collector, one)
     assert len(one.problems) <= 1
 
 
@@ -92,7 +92,7 @@ def test_chaos_stores_every_point_exactly_once(
     one.sender.close()
 
     assert one.sender.counters.dropped == {}
-    everything_arrived(collector, one)
+    assert_everything_arrived(collector, one)
     assert one.sender.counters.accepted == one.produced
     assert collector.batches[-1].through_step == one.step - 1
     assert one.spooled_files() == []
@@ -105,7 +105,7 @@ def test_a_lost_answer_is_no_lost_batch(collector: Collector, rank: Callable[...
     collector.wait_for(lambda c: c.stored() == one.produced and c.duplicates >= 2)
     one.sender.close()
 
-    everything_arrived(collector, one)
+    assert_everything_arrived(collector, one)
 
 
 def test_retry_after_is_honoured(collector: Collector, rank: Callable[..., Rank]) -> None:
@@ -118,7 +118,7 @@ def test_retry_after_is_honoured(collector: Collector, rank: Callable[..., Rank]
 
     assert time.monotonic() - began > 0.4
     one.sender.close()
-    everything_arrived(collector, one)
+    assert_everything_arrived(collector, one)
 
 
 def test_a_busy_server_is_asked_again_later_and_loses_nothing(
@@ -141,7 +141,7 @@ def test_a_busy_server_is_asked_again_later_and_loses_nothing(
     assert min(pauses) >= seconds
     assert len(set(np.round(pauses, 4))) > 1
     assert one.sender.counters.dropped == {}
-    everything_arrived(collector, one)
+    assert_everything_arrived(collector, one)
     assert len(one.problems) == 1
     assert "is busy" in one.problems[0]
 
@@ -167,7 +167,7 @@ def test_a_batch_that_is_too_large_is_split(
     collector.wait_for(lambda c: c.stored() == one.produced)
     one.sender.close()
 
-    everything_arrived(collector, one)
+    assert_everything_arrived(collector, one)
     assert one.sender.counters.accepted == one.produced
     assert one.sender.counters.dropped == {}
     assert any(batch.seq >= 2**32 for batch in collector.batches)
@@ -239,7 +239,7 @@ def test_a_wrong_token_loses_nothing(collector: Collector, rank: Callable[..., R
     collector.always = None
     collector.wait_for(lambda c: c.stored() == one.produced)
     one.sender.close()
-    everything_arrived(collector, one)
+    assert_everything_arrived(collector, one)
 
 
 def test_one_rank_of_a_node_reports_the_server(away: Collector, rank: Callable[..., Rank]) -> None:

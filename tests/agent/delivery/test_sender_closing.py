@@ -12,7 +12,7 @@ import pytest
 
 from rankscope.agent.delivery.sync import sync
 from tests.support.servers.collector import CLOSE, HANG, Collector, Reply, wait_until
-from tests.support.servers.sending import QUICK, Rank, everything_arrived
+from tests.support.servers.sending import QUICK, Rank, assert_everything_arrived
 
 
 @pytest.mark.parametrize("reply", [HANG, Reply(status=503), CLOSE])
@@ -39,7 +39,7 @@ def test_closing_is_bounded_and_leaves_the_rest_to_sync(
     collector.start()
     report = sync(one.options.spool, collector.url, None)
     assert report.left == report.refused == report.damaged == 0
-    everything_arrived(collector, one)
+    assert_everything_arrived(collector, one)
     assert collector.batches[-1].state == "finished"
     assert not one.options.spool.exists() or list(one.options.spool.iterdir()) == []
 
@@ -64,7 +64,7 @@ def test_closing_waits_for_a_server_that_is_only_busy(
     one.train(20)
     one.sender.close()
 
-    everything_arrived(collector, one)
+    assert_everything_arrived(collector, one)
     assert collector.batches[-1].state == "finished"
 
 
@@ -85,7 +85,7 @@ def test_closing_waits_for_a_server_that_is_being_restarted(
     collector.start()
     closing.join()
 
-    everything_arrived(collector, one)
+    assert_everything_arrived(collector, one)
     assert collector.batches[-1].state == "finished"
     assert one.spooled_files() == []
 
@@ -118,7 +118,7 @@ def test_closing_from_the_senders_own_thread(away: Collector, rank: Callable[...
     one.sender.close()  # waits for that thread
     away.start()
     sync(one.options.spool, away.url, None)
-    everything_arrived(away, one)
+    assert_everything_arrived(away, one)
     assert away.batches[-1].state == "finished"
 
 

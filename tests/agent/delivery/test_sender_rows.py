@@ -13,7 +13,7 @@ from rankscope.agent.delivery.sender import Sender
 from rankscope.agent.launcher import Identity
 from rankscope.agent.options import Options
 from tests.support.servers.collector import Collector, Reply
-from tests.support.servers.sending import Rank, everything_arrived
+from tests.support.servers.sending import Rank, assert_everything_arrived
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_server_that_knows_no_rows_gets_columns(
         one.train(3)
         one.sender.close()
 
-        everything_arrived(collector, one)
+        assert_everything_arrived(collector, one)
     assert one.problems == []
     assert one.sender.counters.dropped == {}
     assert one.sender.counters.accepted == one.produced == 18

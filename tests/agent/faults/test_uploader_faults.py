@@ -32,7 +32,7 @@ def _at_once(house, monkeypatch):
     monkeypatch.setattr(sender, "Pace", functools.partial(sender.Pace, uploader_after=0.0))
 
 
-def everything_arrived(house):
+def assert_everything_arrived(house):
     assert house.collector.points("seen") == {s: s for s in range(saboteur.STEPS)}
     last = house.collector.batches[-1]
     assert (last.state, last.through_step) == ("finished", saboteur.STEPS - 1)
@@ -45,7 +45,7 @@ def test_an_uploader_that_fails_costs_nothing(house, monkeypatch, part, fault):
     monkeypatch.setattr(owner, name, fault)
     house.train(each=lambda step: time.sleep(0.05))
     house.reported_once("uploader", "Sabotage" if fault is saboteur.raises else "MemoryError")
-    everything_arrived(house)
+    assert_everything_arrived(house)
 
 
 def noted_once(house, fragment):
@@ -81,7 +81,7 @@ def test_an_uploader_that_is_killed_costs_nothing(house, monkeypatch):
     monkeypatch.setattr(Uploader, "send", send)
     house.train(each=each)
     noted_once(house, "it has ended")
-    everything_arrived(house)
+    assert_everything_arrived(house)
     assert uploaders(os.getpid()) <= before
 
 
@@ -97,7 +97,7 @@ def test_an_uploader_that_stands_still_holds_nothing_up(house, monkeypatch):
             os.kill(pid, signal.SIGCONT)
     assert outcome.slowest_step < 1
     noted_once(house, "no answer of it within 1.6 s")
-    everything_arrived(house)
+    assert_everything_arrived(house)
     wait_until(lambda: uploaders(os.getpid()) <= before)
 
 

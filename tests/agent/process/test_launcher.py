@@ -279,7 +279,7 @@ def test_a_random_uuid_becomes_readable() -> None:
     assert who(torchrun(0, rendezvous=given)).run == who(torchrun(3, rendezvous=given)).run
 
 
-def one_id(identities: list[Identity]) -> str:
+def assert_one_id(identities: list[Identity]) -> str:
     runs = {identity.run for identity in identities}
     assert len(runs) == 1, runs
     run = runs.pop()
@@ -323,7 +323,7 @@ def test_ranks_of_one_machine_agree_through_their_launcher(name: str) -> None:
 
     found = [who(environ(k), around(200 + k)) for k in range(4)]
 
-    one_id(found)
+    assert_one_id(found)
     assert [f.local_rank for f in found] == [0, 1, 2, 3]
     assert {f.warning for f in found} == {""}
 
@@ -346,7 +346,7 @@ def test_a_restart_by_the_same_launcher_keeps_the_id() -> None:
 
     found = [who(torchrun(0), first), who(torchrun(0, restart=1) | {"MASTER_PORT": "3"}, second)]
 
-    one_id(found)
+    assert_one_id(found)
     assert [f.attempt for f in found] == [0, 1]
 
 
@@ -357,7 +357,7 @@ def test_wrappers_around_a_rank_are_part_of_it() -> None:
     wrapped = [replace(rank, variables=marks) for rank in wrapped]
     around = machine(*wrappers, *wrapped)
 
-    one_id([who(torchrun(k), around(200 + k)) for k in range(4)])
+    assert_one_id([who(torchrun(k), around(200 + k)) for k in range(4)])
 
 
 def test_copies_of_the_launcher_are_passed_over() -> None:
@@ -377,7 +377,7 @@ def test_copies_of_the_launcher_are_passed_over() -> None:
     environ, _ = LOCAL_JOBS["horovod"]
     around = machine(*middlemen, *spawned, *children)
 
-    one_id([who(environ(k), around(200 + k)) for k in range(4)])
+    assert_one_id([who(environ(k), around(200 + k)) for k in range(4)])
 
 
 def test_a_trainer_that_starts_the_other_ranks_is_the_launcher() -> None:
@@ -388,7 +388,9 @@ def test_a_trainer_that_starts_the_other_ranks_is_the_launcher() -> None:
     ]
     around = machine(zero, *others)
 
-    one_id([who({}, around(200 + k), torch_distributed=lambda k=k: (k, 4)) for k in range(4)])
+    assert_one_id(
+        [who({}, around(200 + k), torch_distributed=lambda k=k: (k, 4)) for k in range(4)]
+    )
 
 
 @pytest.mark.parametrize("host", ["", "localhost", "127.0.0.1", "::1"])
@@ -399,8 +401,8 @@ def test_a_launcher_of_the_trainers_own_may_launch_several_jobs(host: str) -> No
         environ = {"MASTER_ADDR": host, "MASTER_PORT": port}
         return who(environ, around(200 + rank), torch_distributed=lambda: (rank, 2))
 
-    first = one_id([found(0, "4001"), found(1, "4001")])
-    second = one_id([found(0, "4002"), found(1, "4002")])
+    first = assert_one_id([found(0, "4001"), found(1, "4001")])
+    second = assert_one_id([found(0, "4002"), found(1, "4002")])
     assert first != second
 
 
@@ -420,7 +422,7 @@ NODES: dict[str, Callable[[int], dict[str, str]]] = {
 def test_nodes_that_share_no_id_agree_with_a_warning(name: str) -> None:
     found = [who(NODES[name](k), machine(*ranks(2), host=f"node-{k}")(200)) for k in range(2)]
 
-    one_id(found)
+    assert_one_id(found)
     assert all("RANKSCOPE_RUN" in f.warning and f.run in f.warning for f in found)
 
 
@@ -428,7 +430,7 @@ def test_a_pod_that_calls_itself_localhost_agrees_with_the_others() -> None:
     environ = {**PLAIN, "KUBERNETES_SERVICE_HOST": "10.0.0.1", "MASTER_ADDR": "job-master-0"}
     master = environ | {"RANK": "0", "MASTER_ADDR": "localhost"}
 
-    one_id(
+    assert_one_id(
         [
             who(master, replace(AROUND, host="job-master-0")),
             who(environ, replace(AROUND, host="job-worker-0")),
@@ -448,7 +450,7 @@ def test_a_pod_that_calls_itself_localhost_agrees_with_the_others() -> None:
 def test_nodes_that_share_an_id_of_the_launch_need_no_warning(environ: dict[str, str]) -> None:
     found = [who(environ, machine(*ranks(2), host=f"node-{k}")(200)) for k in range(2)]
 
-    one_id(found)
+    assert_one_id(found)
     assert found[0].warning == ""
 
 
@@ -458,7 +460,7 @@ def test_ranks_that_outlived_their_launcher_still_agree() -> None:
 
     found = [who(environ(k), around(200 + k)) for k in range(4)]
 
-    one_id(found)
+    assert_one_id(found)
     assert found[0].warning
 
 

@@ -7,6 +7,7 @@ the server's answer on, whether or not that reaches the rank.
 from __future__ import annotations
 
 import http.client
+import io
 import random
 import socket
 import threading
@@ -97,12 +98,12 @@ class Proxy:
             except (OSError, http.client.HTTPException, ValueError):
                 return  # as a broken cable would
 
-    def _pass_on(self, connection: socket.socket, received: object) -> bool:
+    def _pass_on(self, connection: socket.socket, received: io.BufferedReader) -> bool:
         head = _head(received)
         if not head:
             return False
         length = next(int(h.partition(":")[2]) for h in head if h.lower().startswith("content-le"))
-        body: bytes = received.read(length)  # type: ignore[attr-defined]
+        body: bytes = received.read(length)
         if len(body) < length:
             return False
         with self._lock:
@@ -169,8 +170,8 @@ def points_of(body: bytes) -> dict[tuple[int, int], float]:
     return {(batch.rank, step): value for step, value in zip(steps, values, strict=True)}
 
 
-def _head(received: object) -> list[str]:
+def _head(received: io.BufferedReader) -> list[str]:
     lines: list[str] = []
-    while line := received.readline(65536).decode("latin-1").rstrip("\r\n"):  # type: ignore[attr-defined]
+    while line := received.readline(65536).decode("latin-1").rstrip("\r\n"):
         lines.append(line)
     return lines

@@ -42,7 +42,7 @@ def left(engine, names):
         return {name for name in names if runs.find_run(connection, name) is not None}
 
 
-def pruned(engine, retention, names, expected):
+def assert_pruned(engine, retention, names, expected):
     health = Health()
     pruner = Pruner(engine, retention, health=health, period=0.01, share=1.0)
     pruner.start()
@@ -61,7 +61,7 @@ def test_by_age_for_each_project(engine):
         put(engine, name, {"v": "vision", "t": "text"}[name[0]], days_ago=days)
     put(engine, "v-running", "vision", days_ago=99, state="running")
     rules = Retention(seconds={"text": 10 * DAY, None: 30 * DAY})
-    pruned(engine, rules, [*ages, "v-running"], {"v-new", "t-new", "v-running"})
+    assert_pruned(engine, rules, [*ages, "v-running"], {"v-new", "t-new", "v-running"})
 
 
 def test_by_size_the_oldest_of_a_project_first(engine):
@@ -72,7 +72,7 @@ def test_by_size_the_oldest_of_a_project_first(engine):
     put(engine, "v-running", "vision", days_ago=99, state="running")
     names = [f"{p}{days}" for p in "vt" for days in range(6)] + ["v-running"]
     kept = {"v0", "v1", "v2", "v-running"} | {f"t{days}" for days in range(6)}
-    pruned(engine, Retention(bytes={"vision": 30_000}), names, kept)
+    assert_pruned(engine, Retention(bytes={"vision": 30_000}), names, kept)
 
 
 def test_others_write_while_a_large_run_is_deleted(sqlite, monkeypatch):

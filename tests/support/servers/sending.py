@@ -135,6 +135,6 @@ class Rank:
         )
 
 
-def everything_arrived(collector: Collector, rank: Rank) -> None:
+def assert_everything_arrived(collector: Collector, rank: Rank) -> None:
     assert collector.points("loss") == {step: float(step) for step in range(rank.step)}
     assert collector.stored() == rank.produced
