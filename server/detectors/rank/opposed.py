@@ -47,6 +47,10 @@ _MATERIAL = 0.05
 # What it has become from the middle third of the course to the last, and the share of the loss's
 # whole way that was made in between: a model that still learns resolves what it can.
 _KEEPS, _STANDS = 0.9, 0.2
+# Where the power that a rank has against the others has come to that of its whole gradient in the
+# beginning, and the cosine is as far below zero as this, nothing needs to stand still: unlike shards
+# are told apart with gradients that shrink.
+_AS_LARGE, _FAR = 1.0, 2 * _OPPOSED
 # Blocks, one after the other, that have to show it: the course has a point at which what a model
 # still resolves is at its highest.
 _IN_A_ROW = 4
@@ -229,7 +233,8 @@ class OpposedGradients(Condition[Opposed]):
         if not holds:
             opposed &= (mean <= before - _FALLEN) & (before > _UNLIKE)
             opposed &= against >= _KEEPS * -middle.products / middle.samples
-            opposed &= lately <= _STANDS * max(way, 0.0)
+            large = against >= _AS_LARGE * begin.squares / begin.samples
+            opposed &= (lately <= _STANDS * max(way, 0.0)) | (large & (mean <= _FAR))
         if not opposed.any() or self._repeats():
             return None
         # Half of the ranks and more: nothing shows which of them are wrong.
