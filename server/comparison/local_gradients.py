@@ -9,7 +9,14 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.agent import wire
-from rankscope.server.comparison import compare, conservation, directions, element_sums, shares
+from rankscope.server.comparison import (
+    compare,
+    conservation,
+    directions,
+    element_sums,
+    fidelity,
+    shares,
+)
 from rankscope.server.comparison.applied import applied
 from rankscope.server.comparison.compression import Compression
 from rankscope.server.comparison.conservation import Sums
@@ -174,12 +181,12 @@ class LocalGradients:
         return replace(
             made,
             shares=shares.of_ranks(sketches, came_out.sketches) if approximate else (),
-            cosine=conservation.cosine(sketches, came_out.sketches),
-            emptied=conservation.emptied(
+            cosine=fidelity.cosine(sketches, came_out.sketches),
+            emptied=fidelity.emptied(
                 sketches, came_out.sketches, None if past is None else past.reduced
             ),
             # Of what is no multiple of the mean the factor is not known: clipping stays in.
-            kept=conservation.kept(
+            kept=fidelity.kept(
                 sketches,
                 came_out.sketches,
                 1.0 if made.pattern in ("other", "late") else made.ratio,

@@ -3,7 +3,7 @@
 A window holds the steps about which every living rank has said all it will say. A rank that is
 missing, silent or far behind holds the others up for a while only. Memory is bounded: a rank that
 lags more than `MAX_LAG` steps behind the fastest is waited for no longer, of the fingerprints the
-oldest are given up beyond `MAX_PRINT_BYTES`, and what comes later than its step was evaluated is
+oldest are given up (`PendingFingerprints`), and what comes later than its step was evaluated is
 counted and not examined.
 
 A rank that restarts begins another attempt, mostly at an earlier step. What has been evaluated
@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.agent import wire
 from rankscope.agent.wire import BATCH_PART, LABELS, SAMPLE_DIGESTS, STAGES
 from rankscope.server.comparison import compression, conservation
 from rankscope.server.comparison.averages import STAGE as AVERAGE
@@ -33,6 +32,7 @@ from rankscope.server.comparison.replicas import REPLICATED, Replicas
 from rankscope.server.comparison.steps import CLIPPING, COMPARED_SERIES, Comparisons
 from rankscope.server.evaluation.frontier import judged_until, reported_until
 from rankscope.server.evaluation.pending import Pending, PendingLayers, superseded_from
+from rankscope.server.evaluation.pending_fingerprints import PendingFingerprints
 from rankscope.server.window import (
     Average,
     Columns,
@@ -71,8 +71,6 @@ WATCHED_LAYERS = (
     "saturated_units_lasting",
 )
 
-MAX_FINGERPRINT_BYTES = 256 * 2**20
-
 # Ranks that were never seen are reported one by one up to this many.
 _MAX_MISSING = 1024
 
@@ -102,7 +100,6 @@ class Aligner:
         metrics, stages: scalars, and digests and fingerprints, that it reads.
         last_step: last step that is in a window; -1 before the first.
         late: points and fingerprints that came after their step had been evaluated.
-        given_up: fingerprints that there was no room for.
     """
 
     def __init__(self, metrics: Collection[str]) -> None:
@@ -112,17 +109,9 @@ class Aligner:
         self._wanted = frozenset(metrics)
         self.last_step = -1
         self.late = 0
-        self.given_up = 0
         self._series = Pending(np.float64)
         self._digests = Pending(np.uint64)
         self._layers = PendingLayers()
-        # By step and stage, then by rank and table.
-        self._fingerprints: dict[tuple[int, str], dict[tuple[int, str], FingerprintPart]] = (
-            defaultdict(dict)
-        )
-        self._fingerprint_bytes = 0
-        # What ranks held when they began anew at a step that had been evaluated, likewise.
-        self._restarted: dict[int, dict[tuple[int, str], FingerprintPart]] = defaultdict(dict)
         # First and last step that each attempt of a rank has posted anything about.
         self._begins: dict[int, dict[int, int]] = defaultdict(dict)
         self._ends: dict[tuple[int, int], int] = {}
@@ -134,6 +123,7 @@ class Aligner:
         self._read: dict[int, int] = {}
         self._liveness: dict[int, LivenessPart] = {}
         self._replicas = Replicas()
+        self._fingerprints = PendingFingerprints(self._replicas.own, self._begins)
         self._comparisons = Comparisons(self._replicas)
         self._world_size = 1
         self._config: Mapping[str, Any] = {}
@@ -142,6 +132,11 @@ class Aligner:
         self._local = LocalGradients(self._replicas)
         self._averaging = Averages()
         self._more = False
+
+    @property
+    def given_up(self) -> int:
+        """Fingerprints that there was no room for."""
+        return self._fingerprints.given_up
 
     def add(self, data: NewData) -> None:
         """Takes what is new in the database."""
@@ -225,44 +220,17 @@ class Aligner:
 
     def _add_fingerprint(self, made: FingerprintPart) -> None:
         step = made.fingerprint.step
-        if step <= self.last_step:
-            begins = self._begins[made.rank]
-            # Again, or for the first time where the others went back to: ranks may be added.
-            anew = made.attempt == max(begins) and step == begins[made.attempt]
-            if not (anew and (len(begins) > 1 or step > 0) and made.fingerprint.stage == "start"):
-                self.late += 1
-                return
+        if step > self.last_step:
+            self._fingerprints.add(made)
+            return
+        begins = self._begins[made.rank]
+        # Again, or for the first time where the others went back to: ranks may be added.
+        anew = made.attempt == max(begins) and step == begins[made.attempt]
+        if anew and (len(begins) > 1 or step > 0) and made.fingerprint.stage == "start":
             # The steps since the checkpoint are not judged again, but what was loaded is.
-            held = self._restarted[step]
+            self._fingerprints.add(made, restarted=True)
         else:
-            held = self._fingerprints[step, made.fingerprint.stage]
-        known = held.get((made.rank, made.fingerprint.table))
-        if known is not None:
-            if known.attempt > made.attempt:
-                return
-            self._fingerprint_bytes -= _bytes_of(known)
-        held[made.rank, made.fingerprint.table] = made
-        self._fingerprint_bytes += _bytes_of(made)
-        while self._fingerprint_bytes > MAX_FINGERPRINT_BYTES and len(self._fingerprints) > 1:
-            self.given_up += sum(
-                map(len, self._take_fingerprints(min(self._fingerprints)).values())
-            )
-
-    def _take_fingerprints(self, key: tuple[int, str]) -> dict[int, dict[str, wire.Fingerprint]]:
-        """Fingerprints of one link at one step, by rank and table; they are held no longer."""
-        fingerprints = self._held_fingerprints(key)
-        self._fingerprint_bytes -= sum(map(_bytes_of, self._fingerprints.pop(key).values()))
-        return fingerprints
-
-    def _held_fingerprints(self, key: tuple[int, str]) -> dict[int, dict[str, wire.Fingerprint]]:
-        """Fingerprints of one link at one step, by rank and table."""
-        fingerprints: dict[int, dict[str, wire.Fingerprint]] = defaultdict(dict)
-        for (rank, table), made in self._fingerprints[key].items():
-            if key[0] < superseded_from(made.attempt, self._begins[rank]):
-                shared = self._replicas.own.without(rank, made.fingerprint)
-                if shared is not None:
-                    fingerprints[rank][table] = shared
-        return fingerprints
+            self.late += 1
 
     # -------------------------------------------------------------------------- how far it reaches
 
@@ -283,8 +251,8 @@ class Aligner:
     def _steps(self, through: int) -> Int64:
         # Scalars and digests that came together share the array of their steps.
         held = {id(s): s for s in (*self._series.steps(), *self._digests.steps())}
-        fingerprints = np.array([step for step, _ in self._fingerprints], dtype=np.int64)
-        steps = np.unique(np.concatenate([fingerprints, self._layers.steps(), *held.values()]))
+        others = (self._fingerprints.steps(), self._layers.steps())
+        steps = np.unique(np.concatenate([*others, *held.values()]))
         return steps[steps <= through]
 
     # ---------------------------------------------------------------------------------- the window
@@ -305,13 +273,11 @@ class Aligner:
             averages = self._averages(ranks, through)
             negligible = conservation.negligible(
                 {
-                    step: by_rank[min(by_rank)].fingerprint.sketches
-                    for (step, stage), by_rank in self._fingerprints.items()
-                    if stage == "reduced_gradient" and step <= through
+                    key[0]: self._fingerprints.of_lowest_rank(key).sketches
+                    for key in self._fingerprints.keys(through, ("reduced_gradient",))
                 }
             )
-            self._fingerprints |= {(step, "start"): made for step, made in self._restarted.items()}
-            self._restarted.clear()
+            self._fingerprints.join_restarted()
             comparisons = tuple(
                 c
                 for c in self._compared(series, digests, ranks, steps, through, now)
@@ -363,13 +329,13 @@ class Aligner:
         losses = series.get("loss")
         # Of a model whose `forward` is not called, labels stand for the batch.
         batches = [digests[name] for name in ("batch", BATCH_PART, LABELS) if name in digests]
-        for step, stage in self._fingerprints:
-            if stage != "start" or step not in steps or losses is None or not batches:
+        if losses is None or not batches:
+            return
+        for key in self._fingerprints.keys(int(steps[-1]), ("start",)):
+            step = key[0]
+            if step not in steps:
                 continue
-            start: dict[int, dict[str, wire.Fingerprint]] = defaultdict(dict)
-            for (rank, table), made in self._fingerprints[step, stage].items():
-                if (shared := self._replicas.own.without(rank, made.fingerprint)) is not None:
-                    start[rank][table] = shared
+            start = self._fingerprints.of_all_attempts(key)
             column = int(np.searchsorted(steps, step))
             alike = np.zeros((len(ranks), len(ranks)), dtype=bool)
             for batch in batches:
@@ -388,17 +354,10 @@ class Aligner:
         """What local gradients show, step by step."""
         found = Found()
         compressed = compression.of_config(self._config)
-        for key in sorted(
-            k for k in self._fingerprints if k[0] <= through and k[1] == "local_gradient"
-        ):
-            local = self._take_fingerprints(key)
-            reduced = {
-                rank: shared
-                for (rank, _), made in self._fingerprints.get(
-                    (key[0], "reduced_gradient"), {}
-                ).items()
-                if (shared := self._replicas.own.without(rank, made.fingerprint)) is not None
-            }
+        for key in sorted(self._fingerprints.keys(through, ("local_gradient",))):
+            local = self._fingerprints.take(key)
+            came_out = self._fingerprints.of_all_attempts((key[0], "reduced_gradient"))
+            reduced = {rank: [*tables.values()][-1] for rank, tables in came_out.items()}
             counts = _counts(series, ranks, steps, key[0])
             found.add(self._local.observe(key[0], ranks, local, reduced, compressed, counts))
         return found
@@ -413,15 +372,15 @@ class Aligner:
         found: list[Average] = []
         # What comes after many steps without is compared as well.
         stages = (AVERAGE, OUTSIDE, *self._averages_follow())
-        due = [k for k in self._fingerprints if k[0] <= through and k[1] in stages]
+        due = self._fingerprints.keys(through, stages)
         # What was written before a step before what the ranks held after it.
         for key in sorted(due, key=lambda k: (k[0], k[1] == _PARAMETERS)):
-            prints = self._held_fingerprints(key)
+            prints = self._fingerprints.held(key)
             if key[1] == _PARAMETERS:
                 self._averaging.held(key[0], prints)
                 continue
             if key[1] == AVERAGE:
-                self._take_fingerprints(key)
+                self._fingerprints.take(key)
             for rows in self._replicas.classes("parameters", ranks):
                 members = ranks[rows].tolist()
                 table = self._replicas.table(members[0], _PARAMETERS)
@@ -443,11 +402,8 @@ class Aligner:
         """The comparisons of a window, in the order of steps and of the chain within a step."""
         chain = {stage: n for n, stage in enumerate(STAGES)}
         # In that order, too: what a step began with says which tensors are replicas.
-        keys = sorted(
-            (key for key in self._fingerprints if key[0] <= through),
-            key=lambda k: (k[0], chain[k[1]]),
-        )
-        fingerprints = ((key, self._take_fingerprints(key)) for key in keys)
+        keys = sorted(self._fingerprints.keys(through), key=lambda k: (k[0], chain[k[1]]))
+        fingerprints = ((key, self._fingerprints.take(key)) for key in keys)
         found = self._comparisons.of(series, digests, fingerprints, ranks, steps)
         classes = self._replicas.classes("parameters", ranks)
         paired = [int(rank) for rows in classes if len(rows) > 1 for rank in ranks[rows]]
@@ -469,11 +425,6 @@ class Aligner:
             missing = (late | unseen) - set(comparison.ranks.tolist())
             if missing:
                 found[key] = replace(comparison, missing=tuple(sorted(missing)))
-
-
-def _bytes_of(made: FingerprintPart) -> int:
-    sketches = made.fingerprint.sketches
-    return int(made.fingerprint.digests.nbytes) + (0 if sketches is None else int(sketches.nbytes))
 
 
 def _counts(

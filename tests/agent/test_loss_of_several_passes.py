@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from rankscope.agent.probes.loss.training import loss_of
+from rankscope.agent.probes.loss.step_loss import loss_of
 from tests.support.watching import CLASSES, FEATURES, net
 
 MICRO = 4

@@ -5,10 +5,7 @@ that `backward` is called on. A hook on all modules costs every module call of t
 microseconds. So the few functions that every loss goes through (torch's loss modules call them,
 too) get other code while somebody listens, once a process, and their own back afterwards.
 
-Their code is exchanged, not their name in torch: a function object that is replaced cannot be
-pickled any more by whoever holds it, torch.jit finds no source for it, torch.compile does not know
-it and traces into it, and `from torch.nn.functional import cross_entropy` has it already. (The
-autograd graph knows scores and targets, too, but asking it unpacks saved tensors, and under
+(The autograd graph knows scores and targets, too, but asking it unpacks saved tensors, and under
 activation checkpointing that runs the user's forward pass again.)
 """
 
@@ -35,6 +32,14 @@ from rankscope.agent.probes.loss.scaling import (
     Root,
     read_root,
     weighted,
+)
+from rankscope.agent.probes.loss.taps import (
+    ALWAYS,
+    OF_LOSSES,
+    OF_PASSES,
+    Tap,
+    can_be_tapped,
+    requests,
 )
 from rankscope.agent.steps.autograd import graph_task, sequence
 from rankscope.agent.steps.dynamo import leave_alone
@@ -147,100 +152,9 @@ class LossListener(Protocol):
         """The backward pass is over in whose middle the step `owed` has ended."""
 
 
-class _Requests:
-    """What our code in torch's functions checks before it notifies anybody.
-
-    Attributes:
-        passes: whether any listener wants to be notified of backward passes.
-        unless_training: a model: losses are reported unless it is in training mode. So nobody is
-            notified of those of a training step that is not sampled.
-    """
-
-    __slots__ = ("passes", "unless_training")
-
-    def __init__(self) -> None:
-        self.passes = False
-        self.unless_training: Any = None
-
-
-_requests = _Requests()
-# Expressions, for the code that is put into torch: when to notify.
-_ALWAYS, _OF_PASSES = "True", "_requests.passes"
-_OF_LOSSES = "not getattr(_requests.unless_training, 'training', False)"
-
-
-class _Tap:
-    """A function of torch that has our code in place of its own.
-
-    Args:
-        function: it has no free variables, and no `*args`.
-        after: called after each call of the function with its result and then with everything it
-            was given.
-        before: called before with everything it was given; `after` gets its answer in place of the
-            result, and is not called where that is None.
-        when: an expression: the two are called where it holds.
-    """
-
-    def __init__(
-        self,
-        function: FunctionType,
-        after: Callable[..., None],
-        before: Callable[..., Any] | None = None,
-        *,
-        when: str,
-    ) -> None:
-        code = function.__code__
-        self._function, self._code = function, code
-        # One name for all, so that little is looked up; and one for each function, as two classes
-        # of a module may have methods of the same name.
-        self._name = f"_rankscope_{function.__name__}_{id(function):x}"
-        # The function as it was, under an identity of its own.
-        original = FunctionType(
-            code, function.__globals__, function.__name__, function.__defaults__
-        )
-        original.__kwdefaults__ = function.__kwdefaults__
-        function.__globals__[self._name] = (original, _requests, after, before)
-        function.__code__ = _shim(code, self._name, when, early=before is not None)
-
-    def remove(self) -> None:
-        """Gives the function its own code back."""
-        self._function.__code__ = self._code
-        self._function.__globals__.pop(self._name, None)
-
-
-def _shim(code: CodeType, key: str, when: str, *, early: bool) -> CodeType:
-    named = code.co_varnames[: code.co_argcount]
-    only = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
-    head = ", ".join((*named, *(("*", *only) if only else ())))
-    call = ", ".join((*named, *(f"{k}={k}" for k in only)))
-    every = ", ".join((*named, *only))
-    lines: tuple[str, ...]
-    if early:
-        lines = (
-            f"_seen = _before({every}) if {when} else None",
-            f"_result = _run({call})",
-            "if _seen is not None: _after(_seen)",
-        )
-    else:
-        lines = (f"_result = _run({call})", f"if {when}: _after(_result, {every})")
-    # At once: the name may be gone when the function returns. As a name and no constant of the
-    # code, because torch.compile knows no constants that are functions.
-    known = f"_run, _requests, _after, _before = {key}"
-    source = "\n    ".join((f"def {code.co_name}({head}):", known, *lines, "return _result"))
-    space: dict[str, Any] = {}
-    exec(compile(source, code.co_filename, "exec"), space)
-    made: CodeType = space[code.co_name].__code__
-    # Whoever reads the source of the function (torch.jit compiles from it) finds the real one.
-    return made.replace(
-        co_filename=code.co_filename,
-        co_firstlineno=code.co_firstlineno,
-        co_qualname=code.co_qualname,
-    )
-
-
 # A tuple, and replaced as a whole: it is walked at every call.
 _listeners: tuple[weakref.ref[Any], ...] = ()
-_taps: list[_Tap] = []
+_taps: list[Tap] = []
 # Sequence number of a scaled loss in the graph -> the loss before. Numbers, not nodes: a node keeps
 # its whole graph alive.
 _scaled: deque[tuple[int, float | torch.Tensor]] = deque(maxlen=_MAX_SCALED)
@@ -258,16 +172,16 @@ def listen(listener: LossListener) -> None:
         return
     for name in _FUNCTIONS:
         function = getattr(functional, name, None)
-        if isinstance(function, FunctionType) and _can_be_tapped(function):
-            _taps.append(_Tap(function, _teller(name, function.__code__), when=_OF_LOSSES))
+        if isinstance(function, FunctionType) and can_be_tapped(function):
+            _taps.append(Tap(function, _teller(name, function.__code__), when=OF_LOSSES))
     for scaler in _scalers():
         # What is scaled may be differentiated after a step of another optimizer.
-        _taps.append(_Tap(scaler.__dict__["scale"], _scale_called, when=_ALWAYS))
-    if _can_be_tapped(_iter):
-        _taps.append(_Tap(_iter, _iterated, when=_ALWAYS))
-    _taps.append(_Tap(_backward, _backward_ended, _backward_begins, when=_OF_PASSES))
-    if _can_be_tapped(_grad):
-        _taps.append(_Tap(_grad, _gradients_taken, _gradients_asked, when=_OF_PASSES))
+        _taps.append(Tap(scaler.__dict__["scale"], _scale_called, when=ALWAYS))
+    if can_be_tapped(_iter):
+        _taps.append(Tap(_iter, _iterated, when=ALWAYS))
+    _taps.append(Tap(_backward, _backward_ended, _backward_begins, when=OF_PASSES))
+    if can_be_tapped(_grad):
+        _taps.append(Tap(_grad, _gradients_taken, _gradients_asked, when=OF_PASSES))
 
 
 def unlisten(listener: LossListener) -> None:
@@ -288,7 +202,7 @@ def requests_changed() -> None:
                 listener.sampling.targets or listener.busy or listener.named
             ):
                 unless_training = listener.mode
-    _requests.passes, _requests.unless_training = passes, unless_training
+    requests.passes, requests.unless_training = passes, unless_training
 
 
 def mode_of(core: torch.nn.Module) -> torch.nn.Module | None:
@@ -320,19 +234,13 @@ def _keep(wanted: Callable[[weakref.ref[Any]], bool]) -> None:
         _latest = None
 
 
-def _can_be_tapped(function: FunctionType) -> bool:
-    code = function.__code__
-    variable = 0x04 | 0x08  # CO_VARARGS, CO_VARKEYWORDS
-    return not (code.co_freevars or code.co_posonlyargcount or code.co_flags & variable)
-
-
 def _scalers() -> list[type]:
     """GradScaler, and what overrides its `scale` (that of FSDP does)."""
     found: list[Any] = [GradScaler]
     for kind in found:
         found += [s for s in kind.__subclasses__() if s not in found and not pickled_by_value(s)]
     methods = [(kind, kind.__dict__.get("scale")) for kind in found]
-    return [k for k, m in methods if isinstance(m, FunctionType) and _can_be_tapped(m)]
+    return [k for k, m in methods if isinstance(m, FunctionType) and can_be_tapped(m)]
 
 
 def _teller(name: str, code: CodeType) -> Callable[..., None]:
@@ -355,7 +263,7 @@ def _teller(name: str, code: CodeType) -> Callable[..., None]:
                     continue
             listener.loss_computed(name, dict(zip(names, values, strict=True)), output)
             if listener.busy:
-                _requests.passes = True
+                requests.passes = True
 
     return after
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby, pairwise
 from typing import ClassVar
 
@@ -13,11 +13,10 @@ from rankscope.server.detectors.desync.averaging_rounds import MARK, AveragingRo
 from rankscope.server.detectors.desync.explain import finding_of
 from rankscope.server.detectors.desync.frozen import standing, take_frozen
 from rankscope.server.detectors.desync.incident import Divergence
+from rankscope.server.detectors.desync.opening import GRADIENTS, open_divergence
 from rankscope.server.detectors.desync.order import (
     SETTINGS,
-    differing_setting,
     place_of,
-    reduces_no_longer,
     state_was_first,
 )
 from rankscope.server.detectors.desync.parts import (
@@ -44,9 +43,6 @@ from rankscope.server.detectors.desync.state import (
 from rankscope.server.detectors.desync.versions import VersionFacts
 from rankscope.server.detectors.policy import Policy
 from rankscope.server.window import Comparison, Window
-
-# Compared by norm at steps at which they are not fingerprinted.
-_GRADIENTS = ("reduced_gradient", "clipped_gradient")
 
 
 class Desync(Detector[DesyncState]):
@@ -135,7 +131,7 @@ class Desync(Detector[DesyncState]):
         relevant = [c for c in window.comparisons if c.stage in KIND_OF_STAGE and len(c.ranks) > 1]
         for ended in take_frozen(state, relevant, lambda c: self._open(window, state, [c], [c])):
             findings += self._findings_of(ended)
-        left = {FROZEN, *(_GRADIENTS if state.dealt_out else ())}
+        left = {FROZEN, *(GRADIENTS if state.dealt_out else ())}
         relevant = [c for c in relevant if c.stage not in left]
         for step, group in groupby(relevant, key=lambda c: c.step):
             if step <= state.last_step:
@@ -316,6 +312,16 @@ class Desync(Detector[DesyncState]):
             incident.last_step = max(incident.last_step, last_step)
         findings += self._findings_of(incident)
 
+    def _open(
+        self,
+        window: Window,
+        state: DesyncState,
+        broken: Sequence[Comparison],
+        comparisons: Sequence[Comparison],
+    ) -> Divergence:
+        after = self.policy.clear_after
+        return open_divergence(window, state, broken, comparisons, clear_after=after)
+
     def _findings_of(self, incident: Divergence) -> list[Finding]:
         state_divergence, policy = incident.state_divergence, self.policy
         if state_divergence is not None:
@@ -378,78 +384,6 @@ class Desync(Detector[DesyncState]):
                 incident.first_step,
             )
             state_divergence.take(links)
-
-    def _open(
-        self,
-        window: Window,
-        state: DesyncState,
-        broken: Sequence[Comparison],
-        comparisons: Sequence[Comparison],
-    ) -> Divergence:
-        first = broken[0]
-        blame = state.resets.blame(first, state.last_equal)
-        blame = state.writers.blame(window, first, blame)
-        agreed = [state.last_equal.get(stage) for stage in (first.stage, "parameters")]
-        agreed_until = max((step for step in agreed if step is not None), default=None)
-        setting = ""
-        values: Mapping[int, float] = {}
-        if first.stage == SETTINGS_STAGE:
-            setting, values = differing_setting(window, first)
-            if not setting:
-                setting, values = state.given.differing(window, first)
-        return Divergence(
-            first_step=blame.first_step,
-            reported=blame.reported,
-            seen_step=first.step,
-            last_step=first.step,
-            clear_after=self.policy.clear_after,
-            kind=KIND_OF_STAGE[blame.stage],
-            stage=blame.stage,
-            ranks=blame.suspects,
-            decided=blame.decided,
-            groups=blame.groups,
-            agreed=tuple(
-                c.stage
-                for c in comparisons
-                if c.equal and set(first.deviating) <= set(c.ranks.tolist())
-            ),
-            by_norm=tuple(
-                c.stage
-                for c in comparisons
-                if c.equal and c.stage in _GRADIENTS and not c.tensor_count
-            ),
-            last_equal=state.last_equal.get(first.stage),
-            agreed_until=agreed_until,
-            unwatched=(
-                agreed_until is None
-                or state.gradients_until < first.step
-                or state.gradients_since > agreed_until + 1
-            ),
-            setting=setting,
-            values=values,
-            tentative=(
-                int(first.clusters.max()) + 1 == len(first.ranks)
-                and first.stage in (*_GRADIENTS, "parameters")
-                and (
-                    reduces_no_longer(window, first.step)
-                    or (
-                        (
-                            bool(state.returns)
-                            or not any(state.last_equal.get(s) for s in (*_GRADIENTS, "parameters"))
-                        )
-                        # Who shares gradients does not clip them in a way of its own; parameters
-                        # that each updates in part may be gathered before the next forward pass.
-                        and not (
-                            first.stage in _GRADIENTS
-                            and any(c.equal and c.stage in _GRADIENTS for c in comparisons)
-                        )
-                        and not window.config.get("data_parallel")
-                        and "data_parallel" in window.config
-                    )
-                )
-            ),
-            at_start=any(first.step in begins for begins in window.begins.values()),
-        )
 
     # ------------------------------------------------------------- equality at regular intervals
 
@@ -548,7 +482,7 @@ class Desync(Detector[DesyncState]):
 
 def _gradients_seen(state: DesyncState, step: int, comparisons: Sequence[Comparison]) -> None:
     """Notes since when the gradients of all ranks were compared at every step."""
-    if any(c.stage in _GRADIENTS and len(c.ranks) >= state.ranks for c in comparisons):
+    if any(c.stage in GRADIENTS and len(c.ranks) >= state.ranks for c in comparisons):
         if step != state.gradients_until + 1:
             state.gradients_since = step
         state.gradients_until = step

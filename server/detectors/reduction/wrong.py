@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from rankscope.server.comparison.conservation import COUNTS
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Outcome, Reach
-from rankscope.server.detectors.episode import Watch
-from rankscope.server.detectors.loss_weights import INPUTS, LossWeights
+from rankscope.server.detectors.loss_weights import INPUTS
 from rankscope.server.detectors.of_reductions import value_of
 from rankscope.server.detectors.policy import Observations, Policy, Share, Times
-from rankscope.server.detectors.reduction.averages import AveragedParameters
-from rankscope.server.detectors.reduction.clipped import ClippedBefore
-from rankscope.server.detectors.reduction.counted import CountedShares
+from rankscope.server.detectors.reduction.answers import check_of
 from rankscope.server.detectors.reduction.explain import Divisor, Fault, finding_of
 from rankscope.server.detectors.reduction.factors import (
     counts_of,
@@ -27,15 +24,10 @@ from rankscope.server.detectors.reduction.factors import (
     is_right_elsewhere,
     meaning_of,
 )
-from rankscope.server.detectors.reduction.gain import ReductionGain
-from rankscope.server.detectors.reduction.means import Means
-from rankscope.server.detectors.reduction.shards import ShardClipping
+from rankscope.server.detectors.reduction.state import Divided, ReductionState, Streak
 from rankscope.server.detectors.reduction.unreduced import SERIES as LEFT
-from rankscope.server.detectors.reduction.unreduced import UnreducedGradients
-from rankscope.server.detectors.wording import count, listing, ranks
-from rankscope.server.window import Check, Float64, Misreduced, Reduction, Status, Window
+from rankscope.server.window import Float64, Misreduced, Reduction, Window
 
-_GRACE = 20
 _SPECIFIC = frozenset(("nothing", "stale", "swapped", "ranks"))
 
 
@@ -59,69 +51,6 @@ class ReductionPolicy(Policy):
     gross: Share = 0.1
     turned_after: Observations = 8
     sudden: Times = 10.0
-
-
-@dataclass(slots=True)
-class _Streak:
-    """Reductions in a row with the same weights of the ranks, or the same factor."""
-
-    weights: tuple[float, ...]
-    since: int
-    count: int = 1
-
-
-@dataclass(slots=True)
-class _Divided:
-    """Reductions in a row in which the same tensors were divided by the same number."""
-
-    tensors: tuple[tuple[str, int], ...]
-    since: int
-    count: int = 0
-
-
-@dataclass(slots=True)
-class ReductionState:
-    """What is remembered.
-
-    Attributes:
-        compared: reductions examined; `unequal` of them gave the ranks different results.
-        kept: those that gave the mean, up to one factor for all.
-        scaled: those of them whose factor is neither 1 nor one of the number of ranks.
-        plain: those of them whose factor is 1.
-        streaks: lowest rank of a replica class -> those in a row that were not `plain`.
-        divided: lowest rank of a replica class -> number of samples in a row with the same tensors
-            divided by the same number, which gets mixed up with that of the ranks.
-        factors: lowest rank of a replica class -> factor of its last reduction.
-        unexplained: those that were something else, from the start on.
-        tensors: most tensors examined in one; `unknown` are those that could not be, and
-            `compressed` the number of those that need not be the mean.
-    """
-
-    steps: int = 0
-    compared: int = 0
-    unequal: int = 0
-    kept: int = 0
-    scaled: int = 0
-    plain: int = 0
-    streaks: dict[int, _Streak] = field(default_factory=dict)
-    divided: dict[int, _Divided] = field(default_factory=dict)
-    factors: dict[int, float] = field(default_factory=dict)
-    unexplained: int = 0
-    tensors: int = 0
-    tensor_count: int = 0
-    compressed: int = 0
-    ranks: int = 0
-    unknown: tuple[str, ...] = ()
-    watch: Watch[Fault] = field(default_factory=lambda: Watch(clear_after=8, gathers=True))
-    notes: Watch[Fault] = field(default_factory=lambda: Watch(clear_after=8))
-    means: Means = field(default_factory=Means)
-    shards: ShardClipping = field(default_factory=ShardClipping)
-    averages: AveragedParameters = field(default_factory=AveragedParameters)
-    unreduced: UnreducedGradients = field(default_factory=UnreducedGradients)
-    losses: LossWeights = field(default_factory=LossWeights)
-    clipped: ClippedBefore = field(default_factory=ClippedBefore)
-    gain: ReductionGain = field(default_factory=ReductionGain)
-    counted: CountedShares = field(default_factory=CountedShares)
 
 
 class ReductionWrong(Detector[ReductionState]):
@@ -254,7 +183,7 @@ class ReductionWrong(Detector[ReductionState]):
         for part in (state.shards, state.averages, state.unreduced):
             part.take(window)
             findings += part.findings(window)
-        return Outcome({"reduction.wrong": self._check(window, state)}, tuple(findings))
+        return Outcome({"reduction.wrong": check_of(window, state)}, tuple(findings))
 
     # ---------------------------------------------------------------------------- one reduction
 
@@ -422,15 +351,13 @@ class ReductionWrong(Detector[ReductionState]):
             return None
         known = state.divided.get(key)
         if known is None or known.tensors != tuple(by):
-            known = state.divided[key] = _Divided(tuple(by), made.step)
+            known = state.divided[key] = Divided(tuple(by), made.step)
         known.count += 1
         if known.count < self.policy.held:
             return None
         return tuple(found), named, known.since
 
-    def _streak(
-        self, state: ReductionState, made: Reduction, weights: tuple[float, ...]
-    ) -> _Streak:
+    def _streak(self, state: ReductionState, made: Reduction, weights: tuple[float, ...]) -> Streak:
         """How many in a row had these weights, or this factor."""
         key, exact = int(made.ranks[0]), self.policy.exact
         known = state.streaks.get(key)
@@ -439,7 +366,7 @@ class ReductionWrong(Detector[ReductionState]):
             if np.allclose(weights, known.weights, rtol=exact, atol=near):
                 known.count += 1
                 return known
-        found = state.streaks[key] = _Streak(weights, made.step)
+        found = state.streaks[key] = Streak(weights, made.step)
         return found
 
     def _unexplained(self, state: ReductionState, fault: Fault) -> None:
@@ -469,76 +396,3 @@ class ReductionWrong(Detector[ReductionState]):
         watch = state.notes if note else state.watch
         episode = watch.bad(step, fault, first_step=first_step)
         episode.facts.observed = episode.seen
-
-    # -------------------------------------------------------------------------------- the answer
-
-    def _check(self, window: Window, state: ReductionState) -> Check:
-        for watch in (state.watch, state.notes):
-            episode = watch.open(window.last_step)
-            if episode is not None:
-                return Check(Status.OPEN, f"{finding_of(episode).title}.")
-        parts = (state.shards, state.means, state.averages, state.unreduced, state.gain)
-        for part in (*parts, state.counted):
-            if title := part.title(window.last_step):
-                return Check(Status.OPEN, f"{title}.")
-        hooks = _hooks(window)
-        if not state.compared and state.averages.kept:
-            kept = count(state.averages.kept, "average")
-            why = f"At {kept} of the parameters the mean of the ranks stayed where it was."
-            return Check(Status.OK, why)
-        if not state.compared:
-            if state.steps < _GRACE:
-                return Check(Status.INSUFFICIENT_DATA, "No reduction has been examined yet.")
-            return Check(
-                Status.MISSING_INPUT,
-                "No step has the gradients of all ranks before the reduction and after it: they "
-                "are read at sampled steps only, and not under FSDP.",
-            )
-        if state.compared == state.unequal:
-            why = "The ranks never agreed on what came out: that is desync.gradients."
-            return Check(Status.SUSPENDED, why)
-        if state.compressed and not state.tensors:
-            why = (
-                f"{listing(hooks)} sends approximations of all tensors examined: "
-                "`compression.error` says how near they come."
-            )
-            return Check(Status.NOT_APPLICABLE, why)
-        if state.unexplained and state.unexplained >= state.kept:
-            why = (
-                "From the start on, the applied gradient was not the mean of the ranks' "
-                "gradients: "
-                + (f"{listing(hooks)} compresses it" if hooks else "something changes it")
-                + " between the reduction and the step, so the reduction cannot be checked."
-            )
-            return Check(Status.NOT_APPLICABLE, why)
-        if not state.kept:
-            why = "All gradients that were reduced were zero or rounding: any reduction is right."
-            return Check(Status.INSUFFICIENT_DATA, why)
-        where = count(state.compared - state.unequal, "checked step")
-        left = ""
-        if state.unknown:
-            left = f" {listing(state.unknown, most=3)} could not be examined."
-        if state.compressed:
-            left += (
-                f" Of {count(state.compressed, 'other')}, {listing(hooks)} sends an "
-                "approximation: `compression.error` says how near it comes."
-            )
-        scaled = ""
-        if state.scaled:
-            scaled = f" At {count(state.scaled, 'step')} it was scaled or weighted as a whole."
-        who = (
-            ranks(range(state.ranks))
-            if state.ranks == window.world_size
-            else f"{state.ranks} ranks"
-        )
-        return Check(
-            Status.OK,
-            f"The reduced gradient was the mean of what {who} put in at {state.kept:,} of {where}, "
-            f"in {state.tensors} of {count(state.tensor_count, 'tensor')}.{scaled}{left}",
-        )
-
-
-def _hooks(window: Window) -> list[str]:
-    parallel = window.config.get("data_parallel")
-    found = parallel.get("communication_hooks") if isinstance(parallel, dict) else None
-    return [str(name) for name in found] if isinstance(found, list) else []

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from rankscope.server.comparison import conservation
+from rankscope.server.comparison import conservation, fidelity
 from rankscope.server.comparison.compare import LabelledTable
 from tests.support.runs.chain import chain
 
@@ -37,9 +37,9 @@ def test_a_tensor_that_is_not_known_does_not_count():
     local = random.standard_normal((2, 3, 32))
     reduced = local.mean(axis=0)
     local[1, 0] = math.nan
-    assert conservation.cosine(local, reduced) == pytest.approx(1.0)
-    assert math.isnan(conservation.cosine(local, np.zeros_like(reduced)))
-    assert math.isnan(conservation.cosine(np.full_like(local, math.nan), reduced))
+    assert fidelity.cosine(local, reduced) == pytest.approx(1.0)
+    assert math.isnan(fidelity.cosine(local, np.zeros_like(reduced)))
+    assert math.isnan(fidelity.cosine(np.full_like(local, math.nan), reduced))
 
 
 def two_steps(carried, scale, rounding, *, seed=3):

@@ -9,14 +9,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tests.support.runs.chain_configs import configs_of
 from tests.support.runs.hooks import hook_of
+from tests.support.runs.modes import tell_mode
 from tests.support.runs.posted import (
     NAMES,
     SHAPES,
     Posted,
     Said,
     Tensors,
-    config_of,
     model_word,
     table_of,
     word,
@@ -374,7 +375,7 @@ def chain(
                     told = {"names": names, "count": len(names)}
                     said.events.append(("parameters.frozen", "trained no longer", told))
             if fault.startswith("mode-"):
-                _tell_mode(said, fault.removeprefix("mode-"), step, at, concerned=r == rank)
+                tell_mode(said, fault.removeprefix("mode-"), step, at, concerned=r == rank)
             if fault.endswith("-batches") or fault == "more-tokens":
                 size = np.random.default_rng((seed, step, r)).lognormal(4.0, 0.7)
                 said.scalars["samples"] = {
@@ -415,57 +416,8 @@ def chain(
         # It skipped a step and does not count it: what it says is a step older than it seems.
         for step in range(at, steps - 1):
             run[step][rank].scalars["grad_norm"] = run[step + 1][rank].scalars["grad_norm"]
-    configs = [config_of() for _ in range(ranks)]
-    for config in configs:
-        config["data_parallel"] |= reducer.config
-    if (fault.startswith("alone") and fault != "alone-wrapped") or not wrapped:
-        configs = [config_of(data_parallel={}) for _ in range(ranks)]
-    if fault == "owners-reduced":
-        for r, config in enumerate(configs):
-            missing = [name for i, name in enumerate(NAMES) if i % ranks != r]
-            config["optimizer_tensors"] |= {
-                "count": len(NAMES) - len(missing),
-                "share_of_trainable": 1 - len(missing) / len(NAMES),
-                "missing": missing,
-                "missing_count": len(missing),
-                "order_digest": str(r),
-            }
-    if fault == "other-learning-rate":
-        configs[rank] = config_of(parameter_groups=[{"lr": 0.1, "momentum": 0.9}])
-    if fault == "tolerates":
-        group = {"lr": 0.05, "tolerance_grad": 1e-7, "tolerance_change": 1e-9}
-        configs = [config_of(parameter_groups=[group])] * ranks
-    if fault == "other-commit":
-        configs[rank] = config_of(git_commit="9e01bb")
-    if fault == "other-torch":
-        configs[rank] = config_of(torch="2.12.1")
-    if fault == "other-threads":
-        configs[rank] = config_of(threads=7)
-    if fault == "other-trainable":
-        frozen = ["head.weight", "head.bias"]
-        configs[rank] = config_of(trainable_digest="dd", frozen_tensors=2, frozen=frozen)
-    if fault == "other-dropout":
-        configs[rank] = config_of(module_settings={"Dropout.p": {"0.1": 1, "0.5": 1}})
-    if fault == "other-width":
-        settings = {"Dropout.p": {"0.1": 2}, "Net().width": {"9": 1}}
-        configs[rank] = config_of(module_settings=settings)
-    if fault == "own-numbers":
-        configs = [config_of(module_settings={"Net().rank": {str(r): 1}}) for r in range(ranks)]
-    if fault in ("holds-others", "holds-others-frozen", "holds-most"):
-        missing = ["head.weight", "head.bias"] if fault == "holds-most" else list(NAMES)
-        held_share = 1.0 if fault == "holds-most" else 0.0
-        configs = [
-            config_of(
-                optimizer_tensors={
-                    "count": len(NAMES) if held_share == 0 else len(NAMES) - 2,
-                    "of_the_model": held_share,
-                    "share_of_trainable": 1 - len(missing) / len(NAMES),
-                    "missing": missing,
-                    "missing_count": len(missing),
-                    "order_digest": "cc",
-                }
-            )
-        ] * ranks
+    own_loop = (fault.startswith("alone") and fault != "alone-wrapped") or not wrapped
+    configs = configs_of(fault, ranks, rank, reducer=reducer, wrapped=not own_loop)
     parts = ranks if dealt else groups
     if dealt:
         over = {"first": 0, "step": 1, "count": ranks}
@@ -489,49 +441,3 @@ def chain(
 
 def _shard(rank: int, parts: int) -> str:
     return "" if parts == 1 else f"Shard(0)@{rank % parts}/{parts}"
-
-
-_NORMS, _DROPS = ("first.norm", "second.norm"), ("embed.drop", "head.drop")
-
-
-def _tell_mode(said: Said, fault: str, step: int, at: int, *, concerned: bool) -> None:
-    """Scalar and events of a model with two norms and two dropouts."""
-    everything = _NORMS if fault.startswith("only-") else (*_NORMS, *_DROPS)
-    before: tuple[str, ...] = ()
-    after: dict[int, tuple[str, ...]] = {at: everything}
-    if fault == "forgotten-by-one" and not concerned:
-        after = {}
-    elif fault == "remembered-by-one":
-        after = {} if concerned else after
-    elif fault == "forgotten-for-a-while":
-        after[at + 30] = ()
-    elif fault == "forgotten-once":
-        after[at + 1] = ()
-    elif fault in ("from-the-start", "only-new-norms", "only-trained-norms"):
-        before, after = everything, {}
-    elif fault == "norms-from-the-start":
-        before, after = _NORMS, {}
-    elif fault == "norms-frozen":
-        after = {at: _NORMS}
-    elif fault == "dropout-forgotten":
-        before, after = _NORMS, {at: (_NORMS[0], _NORMS[1], _DROPS[0])}
-    elif fault == "none":
-        after = {}
-    told = {0: before, **after}
-    names = told[max(s for s in told if s <= step)]
-    of = 0 if fault == "without-modules" else len(everything)
-    names = names if of else ()
-    if of:
-        said.scalars["modules_in_eval"] = len(names) / of
-    if step in told:
-        data = {
-            "whole": bool(told[step] == everything),
-            "names": list(names),
-            "count": len(names),
-            "of": of,
-            "normalization": sum(n in _NORMS for n in names),
-            "dropout": sum(n in _DROPS for n in names),
-            "own": 0,
-            "new": len(names) if fault == "only-new-norms" else 0,
-        }
-        said.events.append(("mode.changed", "modes", data))

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from rankscope.agent import wire
-from rankscope.server.comparison import conservation, shares
+from rankscope.server.comparison import fidelity, shares
 from rankscope.server.window import LayerNumbers, Reduction
 from tests.support.runs.traces import Trace
 
@@ -306,10 +306,10 @@ def compressed(
                 ranks=np.arange(ranks),
                 tensor_count=tensors,
                 known=0 if hooks else tensors,
-                cosine=conservation.cosine(local @ turn, mean @ turn),
+                cosine=fidelity.cosine(local @ turn, mean @ turn),
                 pattern="" if hooks else "other",
-                kept=float("nan") if hooks else conservation.kept(local @ turn, mean @ turn, 1.0),
-                emptied=0 if hooks else conservation.emptied(local @ turn, mean @ turn, before),
+                kept=float("nan") if hooks else fidelity.kept(local @ turn, mean @ turn, 1.0),
+                emptied=0 if hooks else fidelity.emptied(local @ turn, mean @ turn, before),
                 shares=shares.of_ranks(local @ turn, mean @ turn),
             )
         )
