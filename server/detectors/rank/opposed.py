@@ -62,6 +62,8 @@ _BACK = 0.25
 _ANEW, _REMEMBERED = 2, 65_536
 # Blocks without it after which it is over.
 _CALM = 4
+# Comparisons that found the ranks' parameters equal, after which a difference is none by design.
+_SYNCHRONOUS = 8
 
 
 @dataclass(slots=True)
@@ -127,6 +129,9 @@ class OpposedGradients(Condition[Opposed]):
         losses: step and mean over the ranks, the first ones of a run.
         firing: consecutive judgements that found it.
         batches: digests of one rank's, of `batch_count` of them.
+        equal: comparisons that found the ranks' parameters equal.
+        apart: first step at which they were not, in a job that keeps them equal: gradients of other
+            parameters say nothing of the data.
     """
 
     members: tuple[int, ...] = ()
@@ -138,6 +143,8 @@ class OpposedGradients(Condition[Opposed]):
     batches: set[int] = field(default_factory=set)
     batch_count: int = 0
     firing: int = 0
+    equal: int = 0
+    apart: float = math.inf
     spacing: Spacing = field(default_factory=Spacing)
     watch: Watch[Opposed] = field(default_factory=Watch)
 
@@ -150,6 +157,7 @@ class OpposedGradients(Condition[Opposed]):
         ]
         self.losses += losses[: _REMEMBERED - len(self.losses)]
         self._read(window)
+        self._compare(window)
         most = max((made.ranks for made in window.gradient_products), key=len, default=None)
         if most is None:
             self._lose(losses)
@@ -159,7 +167,7 @@ class OpposedGradients(Condition[Opposed]):
             self.members, self.blocks, self.size = tuple(most.tolist()), [], _BLOCK
             self.filling = self.begin = None
         for made in window.gradient_products:
-            if tuple(made.ranks.tolist()) != self.members:
+            if tuple(made.ranks.tolist()) != self.members or made.step >= self.apart:
                 continue
             upto = [pair for pair in losses if pair[0] <= made.step]
             self._lose(upto)
@@ -172,6 +180,15 @@ class OpposedGradients(Condition[Opposed]):
         if block is not None and losses:
             block.loss += sum(loss for _, loss in losses)
             block.losses += len(losses)
+
+    def _compare(self, window: Window) -> None:
+        for compared in window.comparisons:
+            if compared.stage != "parameters":
+                continue
+            if compared.equal:
+                self.equal, self.apart = self.equal + 1, math.inf
+            elif self.equal >= _SYNCHRONOUS:
+                self.apart = min(self.apart, compared.step)
 
     def _read(self, window: Window) -> None:
         series = batch_digests(window)
