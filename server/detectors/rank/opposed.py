@@ -48,8 +48,8 @@ _MATERIAL = 0.05
 # whole way that was made in between: a model that still learns resolves what it can.
 _KEEPS, _STANDS = 0.9, 0.2
 # Where the power that a rank has against the others has come to that of its whole gradient in the
-# beginning, and the cosine is as far below zero as this, nothing needs to stand still: unlike shards
-# are told apart with gradients that shrink.
+# beginning, and the cosine is as far below zero as this, nothing needs to stand still: unlike
+# shards are told apart with gradients that shrink.
 _AS_LARGE, _FAR = 1.0, 2 * _OPPOSED
 # Blocks, one after the other, that have to show it: the course has a point at which what a model
 # still resolves is at its highest.
