@@ -19,7 +19,6 @@ from rankscope.server.detectors.policy import (
 from rankscope.server.detectors.statistics import Spacing
 from rankscope.server.detectors.walking import median
 
-
 # A step, its seconds, and by how many of them each rank was late.
 _Sample = tuple[int, float, Mapping[int, float]]
 
@@ -154,10 +153,7 @@ class Jitter:
         """The rank that is late by more than `least` seconds too often for chance."""
         policy = self.policy
         times = Counter(
-            rank
-            for _, _, late in samples
-            for rank, seconds in late.items()
-            if seconds > least
+            rank for _, _, late in samples for rank, seconds in late.items() if seconds > least
         )
         if not times:
             return None
@@ -166,9 +162,7 @@ class Jitter:
             return None
         if self._ranks * tail(times.total(), most, 1 / self._ranks) > policy.jitter_chance:
             return None
-        first = next(
-            n for n, (_, _, late) in enumerate(samples) if late.get(rank, 0.0) > least
-        )
+        first = next(n for n, (_, _, late) in enumerate(samples) if late.get(rank, 0.0) > least)
         since = len(samples) - first
         return rank if most <= policy.jitter_often * since else None
 

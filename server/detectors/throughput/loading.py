@@ -123,9 +123,7 @@ class Loading(Condition[Slower]):
                 self.watch.good(step)
                 return
         before = begin if creeps else past
-        facts = Slower(
-            float(np.median(before[:, 1])), float(now[1]), float(now[3]), creeps=creeps
-        )
+        facts = Slower(float(np.median(before[:, 1])), float(now[1]), float(now[3]), creeps=creeps)
         rows = np.concatenate([past[-len(recent) :], recent])
         since = begin[0, 0] if creeps else rows[change_point(np.log(rows[:, 1] + 1e-6))[0], 0]
         self.watch.bad(step, facts, first_step=int(since))
