@@ -12,8 +12,19 @@ _LARGE_STEPS = (
     *("loss.diverging", "loss.nonfinite", "loss.oscillating", "loss.spike"),
     *("lr.too_high", "gradient.exploding", "gradient.accumulating", "reduction.wrong"),
 )
+# More steps than any run has: before or after the root, whenever.
+_ANY = 1 << 62
 # Where several lines fit, the upper one holds.
 COURSE_RULES = (
+    Rule(
+        root=("rank.loss_outlier", "data.", "desync."),
+        consequence=("rank.gradient_outlier",),
+        key="opposed",
+        # That ranks contradict each other shows as the rest is learned: it is dated to the start.
+        earliest=-_ANY,
+        latest=_ANY,
+        why="ranks whose data or models differ pull against each other",
+    ),
     Rule(
         root=("loss.nonfinite",),
         consequence=("loss.spike",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -11,11 +12,13 @@ import numpy as np
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share
-from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
 from rankscope.server.detectors.wording import count, number, percent, sentences
 from rankscope.server.window import Check, Status, Window
 
 _BACK = 100
+# Losses that are averaged, at the beginning and now.
+_LOSSES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +29,18 @@ class ClippingPolicy(Policy):
         share: share of the last 100 gradients that were clipped, from which on it is reported.
         tiny: clipping factor below which it is no matter of outliers, and a warning.
         soon: consecutive gradients with such a factor that are reported at once.
+        short: clipping factor below which steps of plain SGD are short, which has nothing that
+            makes up for it.
+        slow: share of the first losses that has to have been gained by then.
+        losses: after so many.
     """
 
     share: Share = 0.95
     tiny: Share = 1e-2
     soon: Observations = 6
+    short: Share = 0.1
+    slow: Share = 0.15
+    losses: Observations = 200
 
 
 @dataclass(slots=True)
@@ -39,6 +49,7 @@ class Saturated:
 
     Attributes:
         scale: the loss scale at that time, or NaN.
+        slow: steps of plain SGD are short for it, and the loss has hardly fallen.
     """
 
     median: float
@@ -46,15 +57,19 @@ class Saturated:
     of: int
     scale: float
     since: int
+    slow: bool = False
 
 
 @dataclass(slots=True)
 class ClippingState:
-    """What is remembered: (step, factor) of the last observations."""
+    """What is remembered: (step, factor) of the last observations; the first and last losses."""
 
     judged: int = 0
     clipped: int = 0
     recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_BACK))
+    first: list[float] = field(default_factory=list)
+    last: deque[float] = field(default_factory=lambda: deque(maxlen=_LOSSES))
+    losses: int = 0
     watch: Watch[Saturated] = field(default_factory=lambda: Watch(clear_after=32))
 
 
@@ -67,7 +82,8 @@ class ClippingSaturated(Detector[ClippingState]):
         gradients are clipped before the loss scale is taken out. Over after 32 steps in order.
 
     Severity:
-        Info; warning for a median below 0.01.
+        Info; warning for a median below 0.01, and for one below 0.1 under plain SGD, whose steps
+        are so much shorter, where the loss has fallen by less than 15 % after 200 losses.
 
     Evidence:
         `median_factor`, `share` of clipped ones, `observations`, `amp_scale`.
@@ -78,7 +94,7 @@ class ClippingSaturated(Detector[ClippingState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("clipping.saturated",)
     policies: ClassVar[type[Policy]] = ClippingPolicy
-    wants: ClassVar[tuple[str, ...]] = ("clip_coefficient", "amp_scale")
+    wants: ClassVar[tuple[str, ...]] = ("clip_coefficient", "amp_scale", "loss")
 
     policy: ClippingPolicy
 
@@ -92,6 +108,12 @@ class ClippingSaturated(Detector[ClippingState]):
 
     def advance(self, window: Window, state: ClippingState) -> Outcome:
         """Follows the factor."""
+        for loss in mean_over_ranks(window, "loss")[1].tolist():
+            if math.isfinite(loss):
+                state.losses += 1
+                state.last.append(loss)
+                if len(state.first) < _LOSSES:
+                    state.first.append(loss)
         steps, rows = rank_rows(window, "clip_coefficient")
         scales = {
             int(step): float(np.nanmax(row))
@@ -119,12 +141,20 @@ class ClippingSaturated(Detector[ClippingState]):
                 facts = episode.facts
                 facts.median = min(facts.median, median)
                 facts.share, facts.of = share, max(facts.of, found.of)
+                facts.slow = median < self.policy.short and self._is_slow(window, state)
             else:
                 state.watch.good(step)
         findings = tuple(
             _finding(e, window, self.policy) for e in state.watch.take(window.last_step)
         )
         return Outcome({"clipping.saturated": _check(window, state, self.policy)}, findings)
+
+    def _is_slow(self, window: Window, state: ClippingState) -> bool:
+        """Whether short steps of plain SGD have hardly lowered the loss."""
+        if window.config.get("optimizer") != "SGD" or state.losses < self.policy.losses:
+            return False
+        first, last = float(np.mean(state.first)), float(np.mean(state.last))
+        return first - last < self.policy.slow * abs(first)
 
 
 def _finding(episode: Episode[Saturated], window: Window, policy: ClippingPolicy) -> Finding:
@@ -138,10 +168,10 @@ def _finding(episode: Episode[Saturated], window: Window, policy: ClippingPolicy
         )
     return episode.finding(
         kind="clipping.saturated",
-        severity="warning" if tiny else "info",
+        severity="warning" if tiny or found.slow else "info",
         title=(
             f"Clipping multiplies the gradient by {number(found.median)} at nearly every step"
-            if tiny
+            if tiny or found.slow
             else f"Clipping scales down {percent(found.share)} of gradients since step {step}"
         ),
         ranks=tuple(int(r) for r in window.ranks),
@@ -150,6 +180,9 @@ def _finding(episode: Episode[Saturated], window: Window, policy: ClippingPolicy
             f"Since step {step} clipping has scaled down {percent(found.share)} of the gradients, "
             f"to {number(found.median)} of their length in the median: the limit sets the size of "
             "the steps, and the gradient their direction alone.",
+            "Plain SGD makes its steps as much shorter, and the loss has hardly fallen."
+            if found.slow
+            else "",
             scaled,
         ),
         remedy=(

@@ -43,6 +43,8 @@ class JitterPolicy(Policy):
             late by `rare_seconds` and `rare_excess` of the usual step: a pause at every fiftieth.
         rare_seconds: by so much a scheduler delays nobody.
         rare_excess: as `jitter_excess`.
+        rare_lost: share of the time that is waited for it, at the least: by so much every step
+            would be 1.5 times as long on average; to save now and then takes less.
     """
 
     jitter_samples: Observations = 64
@@ -55,6 +57,7 @@ class JitterPolicy(Policy):
     rare_samples: Observations = 256
     rare_seconds: Seconds = 0.05
     rare_excess: Times = 4.0
+    rare_lost: Share = 1 / 3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,7 +97,7 @@ class Jitter:
     Statistic:
         Of the last 64 samples, at how many a rank was late by more than half of a usual step; and
         whether that are too many of all ranks' delays for chance (binomial, times the ranks). Of
-        the last 256 the same by more than four usual steps.
+        the last 256 the same by more than four usual steps, where a third of the time is lost.
 
     Args:
         policy: thresholds.
@@ -130,11 +133,11 @@ class Jitter:
         # Whether it was a burst or goes on shows when it is in time again.
         if sum(map(bool, (late for _, _, late in newest))) >= policy.jitter_times:
             least = _much(newest, policy.jitter_seconds, policy.jitter_excess)
-            if self._report(newest, least, step):
+            if self._report(newest, least, 0.0, step):
                 return
         if late and max(late.values()) > policy.rare_seconds and len(every) > len(newest):
             least = _much(every, policy.rare_seconds, policy.rare_excess)
-            self._report(every, least, step)
+            self._report(every, least, policy.rare_lost, step)
 
     def forget(self) -> None:
         """Whoever was late so far is late all the time."""
@@ -166,12 +169,21 @@ class Jitter:
         since = len(samples) - first
         return rank if most <= policy.jitter_often * since else None
 
-    def _report(self, samples: list[_Sample], least: float, step: int) -> bool:
-        """Reports the rank that is late so often, if there is one; whether there is."""
+    def _report(self, samples: list[_Sample], least: float, lost: float, step: int) -> bool:
+        """Reports the rank that is late so often, if there is one; whether there is.
+
+        Args:
+            least: seconds of lateness that count.
+            lost: share of the time that the others have to wait for it.
+        """
         rank = self._recurring(samples, least)
         if rank is None:
             return False
         late = [(at, by[rank]) for at, _, by in samples if by.get(rank, 0.0) > least]
+        whole = sum(seconds for _, seconds, _ in samples)
+        share = min(sum(seconds for _, seconds in late) / whole, 1.0)
+        if share < lost:
+            return False
         first, last = late[0][0], late[-1][0]
         if self.current is None or self.current.rank != rank:
             if self.current is not None:
@@ -193,8 +205,7 @@ class Jitter:
         )
         current.times, current.samples = len(late), len(since)
         # Of all that is remembered: five slow steps are five of 64, not all of five.
-        whole = sum(seconds for _, seconds, _ in samples)
-        current.lost = min(sum(seconds for _, seconds in late) / whole, 1.0)
+        current.lost = share
         return True
 
 

@@ -86,6 +86,7 @@ class DroppedState:
     Attributes:
         recurring: steps that are long at equal distances.
         loading: the time before the first forward pass.
+        whole: the whole step was found to take longer.
         seen, usable: steps that were timed, and those of which the length says something.
     """
 
@@ -97,6 +98,7 @@ class DroppedState:
     usable: int = 0
     judged: int = 0
     tensors: int = 0
+    whole: bool = False
     watch: Watch[Slowdown] = field(default_factory=lambda: Watch(clear_after=64))
 
     def trains(self, tensors: int) -> None:
@@ -201,7 +203,9 @@ class ThroughputDropped(Detector[DroppedState]):
                 self._judge(step, state)
         findings = [_finding(e) for e in state.watch.take(window.last_step)]
         findings += [_recurring(e) for e in state.recurring.watch.take(window.last_step)]
-        findings += state.loading.findings(window)
+        if not state.whole:
+            # What is said of the step says where in it, too.
+            findings += state.loading.findings(window)
         return Outcome({"throughput.dropped": self._check(window, state)}, tuple(findings))
 
     def _judge(self, step: int, state: DroppedState) -> None:
@@ -238,6 +242,7 @@ class ThroughputDropped(Detector[DroppedState]):
             sized=math.isfinite(given),
         )
         state.watch.bad(step, facts, first_step=_onset(past, recent)).facts = facts
+        state.whole = True
 
     def _as_before(self, state: DroppedState) -> bool:
         """Whether a fifth of the steps before are longer than the shortest fifth of those now.
@@ -256,7 +261,8 @@ class ThroughputDropped(Detector[DroppedState]):
         long_steps = state.recurring.watch.open(window.last_step)
         if long_steps is not None:
             return Check(Status.OPEN, f"{title(long_steps.facts)}.")
-        if title_of_loading := state.loading.title(window.last_step):
+        title_of_loading = state.loading.title(window.last_step)
+        if title_of_loading and not state.whole:
             return Check(Status.OPEN, f"{title_of_loading}.")
         if state.judged:
             return Check(

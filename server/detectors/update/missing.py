@@ -24,6 +24,7 @@ from rankscope.server.detectors.update.still import (
     outside_finding,
     unstepped_finding,
 )
+from rankscope.server.detectors.update.without_gradients import WithoutGradients
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count
 from rankscope.server.window import Check, Status, Window
@@ -120,6 +121,7 @@ class MissingState:
     moving: set[int] = field(default_factory=set)
     longest: float = 0.0
     no_gradient: NoGradient = field(default_factory=NoGradient)
+    without_gradients: WithoutGradients = field(default_factory=WithoutGradients)
 
 
 class UpdateMissing(Detector[MissingState]):
@@ -139,7 +141,8 @@ class UpdateMissing(Detector[MissingState]):
         after steps that came, the same when none has ended for 30 s and 10 times the longest of
         them, and so are 512 forward passes of training without a backward pass. And
         32 sampled steps of an optimizer none of whose parameters has had a gradient yet, all of
-        them as they were at first.
+        them as they were at first; and (key `without gradients`) 8 in a row at which none had one
+        and none moved, after 8 with gradients.
 
     Severity:
         Critical where nothing moves or has a gradient, or no step is made at all (info where the
@@ -256,7 +259,11 @@ class UpdateMissing(Detector[MissingState]):
             findings.append(cut)
         if known is not None:
             findings.append(outside_finding(known, state.begun, max(window.last_step, state.begun)))
+        state.without_gradients.take(window)
+        findings += state.without_gradients.findings(window)
         check = _check(window, state)
+        if title := state.without_gradients.title(window.last_step):
+            check = Check(Status.OPEN, f"{title}.")
         if unstepped is not None:
             check = Check(Status.OPEN, f"{unstepped.title}.")
         if cut is not None:

@@ -126,3 +126,13 @@ def test_a_few_close_values_of_one_rank_are_no_measure_where_all_have_come_to_sc
         logs = spread * random.standard_normal((64, 4))
         fired += bool(changes(logs))
     assert fired == 0
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_rank_that_is_learned_better_by_and_by_has_no_recurring_values(ranks, seed):
+    """As of a small shard: the whole of its losses moves, and scatters more."""
+    values = noise(seed, ranks)
+    ramp = np.clip((np.arange(STEPS) - 40) / 60, 0, 1)
+    values[1] *= np.exp(0.25 * ramp * (np.random.default_rng(seed).standard_normal(STEPS) - 1))
+    assert not [change for change in changes(values) if change.question == "recurring"]
