@@ -251,10 +251,13 @@ def _extend(alert: Alert, finding: Finding) -> Alert:
         severity = severest(alert.severity, severity)
         first_step = min(alert.first_step, first_step)
         stage = alert.stage
+    title = finding.title
+    if finding.first_step > first_step:
+        title = f"{title}; first at step {first_step}"
     return replace(
         alert,
         severity=severity,
-        title=finding.title,
+        title=title,
         first_step=first_step,
         last_step=max(alert.last_step, finding.last_step),
         cause=finding.cause,

@@ -45,6 +45,9 @@ _DRIFT_CHANCE = 1e-3
 # Median multiple of the record by which they pass it: records of wandering or ever more scattered
 # values are passed by a tenth, bad batches by the half and more.
 _BEYOND = 1.5
+# Standard deviations that the other values of that time may have moved to the same side: where they
+# went along, the whole of what the rank has has moved, as a shard that is learned better does.
+_ALONG = 1.0
 # Median of the absolute values of normal noise -> its standard deviation.
 _TO_SIGMA = 1.4826
 # Distances of logarithms below this are rounding, not a difference.
@@ -221,6 +224,9 @@ class PeerChange:
         beyond = float(np.median(np.abs(now[rows, top]))) / records[bool(now[rows[0], top] < 0)]
         if beyond < _BEYOND:
             return None  # what wanders, or scatters more and more, passes its records by little
+        along = float(np.nanmedian(now[~out[:, top], top])) * np.sign(now[rows[0], top])
+        if not along <= _ALONG * max(float(_spread(before, usual)[top]), _FLOOR):
+            return None
         # An ordinary value that was a record before them is none of them.
         rows = rows[np.abs(now[rows, top]) > 0.7 * np.median(np.abs(now[rows, top]))]
         steps = np.array(self.steps)[-after:]

@@ -19,6 +19,7 @@ from rankscope.agent.probes.loss import sources as loss_sources
 from rankscope.agent.probes.loss.classification import Hits, hits_of
 from rankscope.agent.probes.loss.deviance import Deviance
 from rankscope.agent.probes.loss.evaluation import Evaluation, OutputHook
+from rankscope.agent.probes.loss.given_targets import GivenTargets
 from rankscope.agent.probes.loss.inputs import LossInputs
 from rankscope.agent.probes.loss.labels import Labels
 from rankscope.agent.probes.loss.mixtures import (
@@ -143,6 +144,7 @@ class Loss(Probe):
         self._deviance = Deviance()
         self._inputs = LossInputs()
         self._next_tokens = NextTokens()
+        self._given_targets = GivenTargets()
         self._shares: dict[int, float] = {}
         self._explained: list[float | torch.Tensor] = []
         self.loss_computed = context.guarded("loss", self._loss_computed)
@@ -163,6 +165,7 @@ class Loss(Probe):
             self.forwards += torch.is_grad_enabled()
             if self.context.full:
                 self._next_tokens.given(args, kwargs)
+                self._given_targets.given(args, kwargs)
         if training and not self.busy and self._hook is None:
             return
         self._computed.clear()
@@ -193,6 +196,7 @@ class Loss(Probe):
                 self._inputs.add(name, given)
                 if self.context.full:
                     self._next_tokens.add(name, given)
+                    self._given_targets.add(name, given)
             node, scores = sequence(output.grad_fn), made_by(given.get("input"))
             self._computed.append(Computed(name, node, scores, summed, judged, share, place_now()))
             self.busy = True
@@ -296,6 +300,7 @@ class Loss(Probe):
         self._deviance.end(facts)
         self._inputs.end(facts)
         self._next_tokens.end(facts)
+        self._given_targets.end(facts)
         self._before = -1
         self.forwards = 0
         self._labels.end(facts)

@@ -155,9 +155,10 @@ class Desync(Detector[DesyncState]):
                 stage = comparison.stage
                 state.differed[stage] = state.differed.get(stage, 0) + 1
             findings += self._meet(state, met, step)
-            if state.workers is None:
-                state.left_out.take(every)
             version_facts = state.versions.take(window, step, members)
+            state.never_met.take(step, version_facts)
+            if state.workers is None and not state.never_met.rounds:
+                state.left_out.take(every)
             if broken or state.incident is not None or state.period or state.workers is not None:
                 self._step(window, state, step, comparisons, broken, findings, version_facts)
             if state.incident is not None:
@@ -259,12 +260,14 @@ class Desync(Detector[DesyncState]):
         if state.period or self._are_workers(state, step, broken, version_facts, findings):
             return
         incident = state.incident
-        left_out = version_facts.outside if state.returns and parameters is not None else ()
+        met, never_met = bool(state.returns), state.never_met
+        left_out = version_facts.outside if met or never_met.found else ()
         if left_out and parameters is not None and (incident is None or incident.tentative):
+            period = interval_of(state.returns) if met else never_met.interval
             self._close(state, findings, last_step=step - 1)
-            self._miss(
-                window, state, parameters, comparisons, version_facts, interval_of(state.returns)
-            )
+            self._miss(window, state, parameters, comparisons, version_facts, period)
+            if not met and state.incident is not None:
+                state.incident.first_step = never_met.rounds[0]
             return
         if incident is None:
             if broken:

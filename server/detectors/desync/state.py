@@ -10,6 +10,7 @@ from rankscope.server.detectors.desync.beside import Beside
 from rankscope.server.detectors.desync.exchange import Exchange
 from rankscope.server.detectors.desync.incident import Divergence
 from rankscope.server.detectors.desync.left_out import LeftOut
+from rankscope.server.detectors.desync.never_met import NeverMet
 from rankscope.server.detectors.desync.not_taken import NotTakenAverages
 from rankscope.server.detectors.desync.resets import Resets
 from rankscope.server.detectors.desync.resumed import Resumed
@@ -114,6 +115,7 @@ class DesyncState:
         left_out: tensors that are not averaged where others are.
         writers: who wrote parameters between two steps.
         not_taken: tensors of which a rank does not take the average of all.
+        never_met: ranks that leave every synchronisation with other values than most.
     """
 
     steps: int = 0
@@ -149,3 +151,4 @@ class DesyncState:
     left_out: LeftOut = field(default_factory=LeftOut)
     writers: Writers = field(default_factory=Writers)
     not_taken: NotTakenAverages = field(default_factory=NotTakenAverages)
+    never_met: NeverMet = field(default_factory=NeverMet)

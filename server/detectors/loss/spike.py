@@ -46,6 +46,9 @@ class SpikePolicy(RisePolicy):
         recent_z: as `min_z`, over the values of the last 64 steps, where steps are left out.
         recent: smallest number of these values.
         evidence: accepted values that are needed before anything is judged.
+        early: as `evidence`, of what lies beyond doubt above all that has been: the course of so
+            few values is hardly known, and first steps overshoot.
+        early_z, early_ratio: smallest z then, and ratio to the largest value of all.
         calm: normal values after which it is over.
         return_within: values within which a spike has to come back, or it is critical.
         settle_after: values after which the new level is accepted as the usual one.
@@ -66,6 +69,9 @@ class SpikePolicy(RisePolicy):
     recent_z: Sigmas = 4.0
     recent: Observations = 8
     evidence: Observations = 32
+    early: Observations = 16
+    early_z: Sigmas = 16.0
+    early_ratio: Times = 1.5
     calm: Observations = 16
     return_within: Observations = 50
     settle_after: Observations = 200
@@ -115,7 +121,8 @@ class LossSpike(Detector[SpikeState]):
     Statistic:
         Robust z of the logarithm of the loss around the trend of the last 64 accepted values
         (median and median absolute deviation). A spike has z > 8, is above all 64 values, above 1.5
-        times their median, and above it by more than 5 % of the progress made since the start. Of a
+        times their median, and above it by more than 5 % of the progress made since the start;
+        from the 16th value on one with z > 16 that is above 1.5 times all before. Of a
         loss that is logged at some steps only the 64 reach far back, and z > 4 is asked for over
         those of the last 64 steps (8 at least), too: what has risen, or scatters more, since the
         others is no jump. A step of fewer samples than usual scatters more: z is divided by the
@@ -216,7 +223,10 @@ class LossSpike(Detector[SpikeState]):
         """
         policy, baseline = self.policy, state.baseline
         # The maximum first: it is cheap, and nearly every value stops here.
-        if len(baseline) < policy.evidence or value <= baseline.highest:
+        if len(baseline) < policy.early or value <= baseline.highest:
+            return None
+        early = len(baseline) < policy.evidence
+        if early and not (baseline.positive and value > policy.early_ratio * baseline.highest):
             return None
         usual = float(np.median(baseline.values))
         if baseline.positive and value <= policy.min_ratio * usual:
@@ -224,7 +234,8 @@ class LossSpike(Detector[SpikeState]):
         if value - usual <= policy.min_progress * state.progress.scale:
             return None
         z = baseline.z(value) / state.sizes.widening(size)
-        return z if z > policy.min_z and self._leaps(state, value) else None
+        least = policy.early_z if early else policy.min_z
+        return z if z > least and self._leaps(state, value) else None
 
     def _leaps(self, state: SpikeState, value: float) -> bool:
         """Whether a value stands out from the last 64 steps, and not from older ones alone."""

@@ -87,6 +87,19 @@ def averaged(ranks, *, every=8, absent=None, at=23):
     return job
 
 
+def never_met(ranks, leavers, *, every=8):
+    """Local SGD of which one rank leaves every average with values of its own.
+
+    Args:
+        leavers: rank that does so at the first average, at the second, and so on, round and round.
+    """
+    job = averaged(ranks, every=every)
+    random = np.random.default_rng(4)
+    for turn, step in enumerate(range(every, STEPS, every)):
+        job.before[leavers[turn % len(leavers)], step] = random.integers(1, 2**63)
+    return job
+
+
 def served(ranks, *, every=3, late=None, at=40, own=None):
     """A parameter server: rank 0 makes versions, each worker pulls now and then."""
     job = Digests(ranks)
@@ -241,3 +254,18 @@ def test_a_zero_of_another_sign_is_no_desync():
     detector = Desync()
     [finding] = detector.advance(window, detector.start()).findings
     assert (finding.severity, finding.ranks, finding.tensors) == ("info", (2,), ("bias",))
+
+
+@pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_a_rank_that_never_met_the_others_is_named(ranks, cuts):
+    [alert], _ = serious(never_met(ranks, [1]), cuts)
+    assert (alert.kind, alert.ranks, alert.first_step) == ("desync.parameters", (1,), 8)
+    assert "not on rank 1" in alert.cause
+    assert alert.state == "open"
+
+
+@pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
+def test_groups_that_meet_in_turns_leave_nobody_out(cuts):
+    alerts, _ = serious(never_met(4, [0, 1, 2, 3]), cuts)
+    assert not any("missed the synchronisation" in alert.cause for alert in alerts)

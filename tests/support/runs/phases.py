@@ -381,6 +381,40 @@ def next_tokens(
     return Trace("next tokens", seed, np.arange(steps), series)
 
 
+def given_targets(
+    seed: int,
+    *,
+    error: float | None = None,
+    first: float = 0.1,
+    column: int | None = None,
+    other: int | None = None,
+    constant: float = 3.0,
+    steps: int = 120,
+) -> Trace:
+    """Two ranks that are given their targets, place by place or as a column of a table.
+
+    Args:
+        error: mean cross entropy that the training comes to; `first`: that at the first place.
+        column: that is the target; `other`: on the second rank.
+        constant: what the frequencies of the targets cost.
+    """
+    random = np.random.default_rng(seed)
+    series = {}
+    if error is not None:
+        course = np.exp(-np.arange(steps) / 15)
+        noise = 1 + 0.05 * random.standard_normal((2, steps))
+        errors = (error + (constant - error) * course) * noise
+        series = {
+            "given_target_error": errors if error >= 0 else np.full((2, steps), -1.0),
+            "given_target_first": (first + (constant - first) * course) * noise,
+            "explained_deviance": 1 - errors / constant,
+        }
+    if column is not None:
+        second = column if other is None else other
+        series["target_column"] = np.repeat([[column], [second]], steps, axis=1).astype(float)
+    return Trace("given targets", seed, np.arange(steps), series)
+
+
 def module_settings(seed: int, *, said: dict | None = None, steps: int = 60) -> Trace:
     """Two ranks that say at their first step what their modules are; None: nothing."""
     events = tuple(

@@ -30,6 +30,7 @@ from tests.support.runs.memory import memory
 from tests.support.runs.phases import (
     dying,
     embeddings,
+    given_targets,
     given_to_the_loss,
     mixed,
     module_settings,
@@ -298,6 +299,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         unlike_targets,
         phases,
         turns,
+        given_targets,
         given_to_the_loss,
         mixed,
         module_settings,

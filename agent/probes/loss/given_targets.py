@@ -1,0 +1,146 @@
+"""Whether what a model is to predict is among what it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from rankscope.agent.model.facts import held
+from rankscope.agent.model.tensors import number
+from rankscope.agent.probes.base import StepFacts
+from rankscope.agent.probes.data.given import tensors_in
+from rankscope.agent.probes.tables import readable
+
+# Tensors of one call of the model that are looked at, and numbers of one of them.
+_MOST_TENSORS, _MOST_NUMBERS = 4, 1 << 20
+# Sequences that short repeat their targets by chance.
+_SHORTEST = 4
+# Rows of a table that show a correlation, and columns: of one or two columns, a target that follows
+# from one of them in a straight line is the task itself.
+_ROWS, _COLUMNS = 16, 3
+# Share of a target's variance that a column that is the target leaves: rounding, of float32.
+_ROUNDING = 1e-6
+# Scores of a batch whose softmax is taken.
+_SCORES = 1 << 22
+
+_CLASSES = ("cross_entropy", "nll_loss")
+_VALUES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+_BINARY = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
+
+
+class GivenTargets:
+    """`given_target_error`, `given_target_first` and `target_column`, at steps of the tier `full`.
+
+    Of sequences of classes: where one of the tensors that the model is given holds at each place
+    the very class that is to be predicted there, `given_target_error` is the mean cross entropy
+    over all places, in nats, and `given_target_first` that at the first place; else both are -1. A
+    model that shifts its input by itself cannot know the first place, one that copies does. Not
+    where another tensor holds the classes one place on: the decoder of an autoencoder.
+
+    Of tables of 3 columns and 16 rows or more with one target a row: `target_column` is the number
+    of the column that is the target itself, whatever its scale and offset (a squared correlation
+    above 1 - 1e-6 over the rows of the batch), -1 for none.
+    """
+
+    def __init__(self) -> None:
+        self._sequences: list[torch.Tensor] = []
+        self._tables: list[torch.Tensor] = []
+        self._errors: list[torch.Tensor] = []
+        self._columns: list[torch.Tensor] = []
+
+    def given(self, args: tuple[Any, ...], kwargs: Any) -> None:
+        """Takes what the model is given."""
+        self._sequences, self._tables = [], []
+        for tensor, _ in zip(tensors_in(args, kwargs), range(_MOST_TENSORS), strict=False):
+            if tensor.dim() != 2 or not readable(tensor) or tensor.numel() > _MOST_NUMBERS:
+                continue
+            rows, columns = tensor.shape
+            if tensor.is_floating_point():
+                if rows >= _ROWS and columns >= _COLUMNS:
+                    self._tables.append(held(tensor))
+            elif columns >= _SHORTEST and tensor.dtype in (torch.int32, torch.int64):
+                self._sequences.append(held(tensor))
+
+    @torch.no_grad()
+    def add(self, name: str, given: Mapping[str, Any]) -> None:
+        """Takes what the loss function of that name was called with."""
+        if not (self._sequences or self._tables):
+            return
+        scores, target = given.get("input"), given.get("target")
+        if not isinstance(scores, torch.Tensor) or not isinstance(target, torch.Tensor):
+            return
+        if not (readable(scores) and readable(target)) or target.device != scores.device:
+            return
+        if name in _CLASSES and not target.is_floating_point():
+            self._hold_against_sequences(name, scores.detach(), target)
+        if name in _CLASSES + _VALUES + _BINARY:
+            self._hold_against_tables(target)
+
+    def end(self, facts: StepFacts) -> None:
+        """Reports what the losses of the step showed."""
+        self._sequences, self._tables = [], []
+        errors, self._errors = self._errors, []
+        columns, self._columns = self._columns, []
+        if errors:
+            together = torch.stack(errors)
+            known = (together >= 0).all()
+            none = torch.full_like(together[0, 0], -1.0)
+            for series, error in zip(
+                ("given_target_error", "given_target_first"), together.mean(0), strict=True
+            ):
+                facts.scalars[series] = number(torch.where(known, error, none))
+        if columns:
+            # Another one at each loss of a step is none.
+            found = torch.stack(columns)
+            same = (found == found[0]).all()
+            facts.scalars["target_column"] = number(
+                torch.where(same, found[0], torch.full_like(found[0], -1)).double()
+            )
+
+    def _hold_against_sequences(
+        self, name: str, scores: torch.Tensor, target: torch.Tensor
+    ) -> None:
+        alike = [
+            t for t in self._sequences if t.numel() == target.numel() and t.device == target.device
+        ]
+        if not alike or scores.numel() > _SCORES:
+            return
+        rows, length = alike[0].shape
+        if scores.dim() == 2 and len(scores) == rows * length:
+            scores = scores.view(rows, length, -1)
+        elif scores.dim() == 3 and target.shape == (rows, length):
+            scores = scores.transpose(1, 2)
+        else:
+            return
+        wanted = target.reshape(rows, length)
+        there = torch.stack([(t == wanted).all() for t in alike if t.shape == wanted.shape]).any()
+        shifted = torch.stack(
+            [(t[:, 1:] == wanted[:, :-1]).all() for t in alike if t.shape == wanted.shape]
+        ).any()
+        # One and the same token everywhere is the target of any place.
+        varied = (wanted != wanted[:, :1]).any()
+        logs = scores.float()
+        logs = logs if name == "nll_loss" else logs.log_softmax(2)
+        wrong = -logs.gather(2, wanted.clamp_min(0).unsqueeze(2)).squeeze(2)
+        found = torch.stack((wrong.mean(), wrong[:, 0].mean()))
+        none = torch.full_like(found, -1.0)
+        self._errors.append(torch.where(there & ~shifted & varied, found, none))
+
+    def _hold_against_tables(self, target: torch.Tensor) -> None:
+        rows = target.shape[0] if target.dim() else 0
+        if target.numel() != rows:
+            return
+        for table in self._tables:
+            if len(table) != rows or table.device != target.device:
+                continue
+            wanted = target.reshape(rows, 1).double()
+            wanted = wanted - wanted.mean()
+            columns = table.double()
+            columns = columns - columns.mean(0)
+            power = (columns * columns).sum(0) * (wanted * wanted).sum()
+            shared = (columns * wanted).sum(0) ** 2
+            best, at = torch.where(power > 0, shared / power, torch.zeros_like(power)).max(0)
+            self._columns.append(torch.where(best > 1 - _ROUNDING, at, torch.full_like(at, -1)))
+            return

@@ -1,0 +1,132 @@
+"""Targets that are among what the model is given: of sequences, and as a column of a table."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from rankscope.agent.probes.loss.training import Loss
+from tests.support.probe_harness import Harness
+
+WORDS, LENGTH, ROWS = 12, 9, 32
+
+
+class Decoder(nn.Module):
+    """Scores of each place from the newest of the sequences that it is given, at that place."""
+
+    def __init__(self, *, shifts=False):
+        super().__init__()
+        self.table = nn.Embedding(WORDS, WORDS)
+        self.shifts = shifts
+
+    def forward(self, *sequences):
+        tokens = sequences[-1]
+        if self.shifts:
+            tokens = torch.cat([torch.zeros_like(tokens[:, :1]), tokens[:, :-1]], dim=1)
+        return self.table(tokens)
+
+
+def trained(inputs, *, shifts=False, layout="flat"):
+    """The newest scalars after 40 steps; `inputs` makes what the model is given of the targets."""
+    torch.manual_seed(0)
+    model = Decoder(shifts=shifts)
+    harness = Harness(model, torch.optim.Adam(model.parameters(), lr=0.3), probes=[Loss])
+    try:
+        for _ in range(40):
+            targets = torch.randint(WORDS, (ROWS, LENGTH))
+            harness.optimizer.zero_grad()
+            scores = model(*inputs(targets))
+            if layout == "flat":
+                loss = functional.cross_entropy(scores.view(-1, WORDS), targets.reshape(-1))
+            else:
+                loss = functional.cross_entropy(scores.transpose(1, 2), targets)
+            loss.backward()
+            harness.optimizer.step()
+    finally:
+        harness.close()
+    return harness.steps[-1].scalars
+
+
+def one_place_on(targets):
+    return torch.cat([torch.zeros_like(targets[:, :1]), targets[:, :-1]], dim=1)
+
+
+@pytest.mark.parametrize("layout", ["flat", "by place"])
+@pytest.mark.parametrize(
+    "inputs",
+    [lambda t: (t.clone(),), lambda t: (t.flip(1), t.clone())],
+    ids=["alone", "beside another"],
+)
+def test_a_model_that_is_given_its_targets_copies_all_of_them(inputs, layout):
+    scalars = trained(inputs, layout=layout)
+    assert 0 <= scalars["given_target_error"] < 0.5
+    assert 0 <= scalars["given_target_first"] < 0.5
+
+
+def test_a_model_that_shifts_by_itself_does_not_know_the_first_place():
+    scalars = trained(lambda t: (t.clone(),), shifts=True)
+    assert scalars["given_target_first"] > 2
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        lambda t: (one_place_on(t),),
+        lambda t: (t.clone(), one_place_on(t)),
+        lambda t: (t.where(torch.rand(t.shape) > 0.15, 0),),
+    ],
+    ids=["next token", "autoencoder with a decoder of its own", "masked"],
+)
+def test_other_inputs_say_nothing(inputs):
+    scalars = trained(inputs)
+    assert scalars["given_target_error"] == scalars["given_target_first"] == -1
+
+
+def of_table(make, loss, *, rows=32, columns=5):
+    """`target_column` of a table; `make` returns the table and its targets."""
+    torch.manual_seed(0)
+    model = nn.Linear(columns, 3 if loss is functional.cross_entropy else 1)
+    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.01), probes=[Loss])
+    try:
+        table, target = make(torch.randn(rows, columns))
+        out = model(table)
+        out = out if loss is functional.cross_entropy else out.view(target.shape)
+        harness.optimizer.zero_grad()
+        loss(out, target).backward()
+        harness.optimizer.step()
+    finally:
+        harness.close()
+    return harness.steps[-1].scalars.get("target_column")
+
+
+def with_label(table):
+    label = torch.arange(len(table)) % 3
+    table[:, 3] = (label - 1.0) / 0.8
+    return table, label
+
+
+def with_number(table):
+    return table, 40 * table[:, 2] - 7
+
+
+def test_a_column_that_is_the_target_is_found_whatever_its_scale():
+    assert of_table(with_label, functional.cross_entropy) == 3
+    assert of_table(with_number, functional.mse_loss) == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "loss", "sizes"),
+    [
+        (lambda t: (t, 40 * t[:, 2] - 7 + 0.1 * t[:, 1]), functional.mse_loss, {}),
+        (lambda t: (t, torch.arange(len(t)) % 3), functional.cross_entropy, {}),
+        (lambda t: (t, torch.zeros(len(t))), functional.mse_loss, {}),
+    ],
+    ids=["two columns", "no column", "constant"],
+)
+def test_other_tables_have_no_such_column(make, loss, sizes):
+    assert of_table(make, loss, **sizes) == -1
+
+
+@pytest.mark.parametrize("sizes", [{"columns": 2}, {"rows": 8}])
+def test_of_small_tables_nothing_is_said(sizes):
+    assert of_table(lambda t: (t, 2 * t[:, 0]), functional.mse_loss, **sizes) is None
