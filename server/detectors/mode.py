@@ -13,7 +13,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Policy
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import agree, count, if_several, listing, ranks
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 _KIND = "mode.evaluation"
 _EVENT = "mode.changed"
@@ -373,16 +373,12 @@ def _of_ranks(
 def _check(window: Window, state: ModeState) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, window).title}.")
+        return Check.open(f"{_finding(episode, window).title}.")
     if not state.samples:
         if state.reported:
-            return Check(
-                Status.NOT_APPLICABLE,
-                "No module behaves differently in evaluation mode.",
-            )
-        return Check(Status.MISSING_INPUT, "No rank reports the mode of its modules.")
+            return Check.not_applicable("No module behaves differently in evaluation mode.")
+        return Check.missing("No rank reports the mode of its modules.")
     compared = " and compared between the ranks" if state.compared else ""
-    return Check(
-        Status.OK,
-        f"The mode of the modules was checked at {count(state.samples, 'step')}{compared}.",
+    return Check.ok(
+        f"The mode of the modules was checked at {count(state.samples, 'step')}{compared}."
     )

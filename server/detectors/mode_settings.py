@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.effects import EPISODE, Rule
 from rankscope.server.detectors.wording import agree, count, listing, percent, sentences
-from rankscope.server.window import Check, Occurrence, Status, Window
+from rankscope.server.window import Check, Occurrence, Window
 
 _KIND = "mode.settings"
 _EVENT = "mode.changed"
@@ -99,10 +99,10 @@ def _pairs(reported: Any) -> list[tuple[str, float]]:
 
 def _check(state: SettingsState, last_step: int) -> Check:
     if not state.reported:
-        return Check(Status.MISSING_INPUT, "No rank reports the mode of its modules.")
+        return Check.missing("No rank reports the mode of its modules.")
     if state.first_step >= 0:
-        return Check(Status.OPEN, f"{_finding(state, last_step).title}.")
-    return Check(Status.OK, "No dropout has a rate of 0.9 or more, and no batch norm stands still.")
+        return Check.open(f"{_finding(state, last_step).title}.")
+    return Check.ok("No dropout has a rate of 0.9 or more, and no batch norm stands still.")
 
 
 def _finding(state: SettingsState, last_step: int) -> Finding:

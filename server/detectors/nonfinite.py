@@ -11,7 +11,7 @@ from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import agree, count, listing, ranks, sentences
-from rankscope.server.window import Check, Status, Window, is_wanted
+from rankscope.server.window import Check, Window, is_wanted
 
 # Series that are losses, or were measured in an evaluation. A star stands for any characters.
 LOSS_LIKE = ("eval/*", "*loss*", "*Loss*")
@@ -118,12 +118,11 @@ class EvaluationNonFinite(Detector[ValuesState]):
     def _check(self, window: Window, state: ValuesState) -> Check:
         episode = state.watch.open(window.last_step)
         if episode is not None:
-            return Check(Status.OPEN, f"{_evaluation(episode, window).title}.")
+            return Check.open(f"{_evaluation(episode, window).title}.")
         if not state.judged:
-            why = "No evaluation's loss and no further loss has been posted."
-            return Check(Status.MISSING_INPUT, why)
+            return Check.missing("No evaluation's loss and no further loss has been posted.")
         judged = count(state.judged, "value")
-        return Check(Status.OK, f"The last of {judged} of evaluations and other losses was finite.")
+        return Check.ok(f"The last of {judged} of evaluations and other losses was finite.")
 
 
 class BuffersNonFinite(Detector[ValuesState]):
@@ -182,14 +181,12 @@ class BuffersNonFinite(Detector[ValuesState]):
     def _check(self, window: Window, state: ValuesState) -> Check:
         episode = state.watch.open(window.last_step)
         if episode is not None:
-            return Check(Status.OPEN, f"{_buffers(episode, state).title}.")
+            return Check.open(f"{_buffers(episode, state).title}.")
         if not state.judged:
             if state.steps < _GRACE:
-                return Check(Status.INSUFFICIENT_DATA, "No buffers have been sampled yet.")
-            return Check(Status.MISSING_INPUT, "No rank posts buffers; the model may have none.")
-        return Check(
-            Status.OK, f"All buffers were finite at the last of {count(state.judged, 'sample')}."
-        )
+                return Check.insufficient("No buffers have been sampled yet.")
+            return Check.missing("No rank posts buffers; the model may have none.")
+        return Check.ok(f"All buffers were finite at the last of {count(state.judged, 'sample')}.")
 
 
 def _evaluation(episode: Episode[Values], window: Window) -> Finding:

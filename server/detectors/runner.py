@@ -187,7 +187,7 @@ class Evaluation:
             by_goal = any(finding.kind == kind for finding in goals)
             if kind in checks and kind not in self._off and not by_goal:
                 text = f"Profile {name} ({how}; {profile.what}): {why}."
-                checks[kind] = Check(Status.NOT_APPLICABLE, text)
+                checks[kind] = Check.not_applicable(text)
         return [
             replace(finding, severity="info")
             if finding.kind in profile.lenient and finding.seen_step >= since
@@ -236,14 +236,13 @@ class Evaluation:
         if self._observed < GRACE:
             first = "first step" if self._observed == 1 else f"first {self._observed} steps"
             why = f"{names} {agree(len(missing), 'has')} not been posted in the {first}."
-            return Check(Status.INSUFFICIENT_DATA, why)
-        return Check(Status.MISSING_INPUT, f"No rank posts {names}.")
+            return Check.insufficient(why)
+        return Check.missing(f"No rank posts {names}.")
 
 
 def _not_applicable(detector: Detector[Any], window: Window) -> Check:
     least, held = count(detector.min_ranks, "rank"), count(window.world_size, "rank")
-    why = f"It compares at least {least}; this run has {held}."
-    return Check(Status.NOT_APPLICABLE, why)
+    return Check.not_applicable(f"It compares at least {least}; this run has {held}.")
 
 
 def _first_step(window: Window, names: set[str]) -> int:

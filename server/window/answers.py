@@ -33,6 +33,36 @@ class Check:
     status: Status
     why: str
 
+    @classmethod
+    def ok(cls, why: str) -> Check:
+        """What was judged, and in order."""
+        return cls(Status.OK, why)
+
+    @classmethod
+    def open(cls, why: str) -> Check:
+        """What is wrong."""
+        return cls(Status.OPEN, why)
+
+    @classmethod
+    def insufficient(cls, why: str) -> Check:
+        """What there is so far, and how much is needed."""
+        return cls(Status.INSUFFICIENT_DATA, why)
+
+    @classmethod
+    def missing(cls, why: str) -> Check:
+        """What nobody posts."""
+        return cls(Status.MISSING_INPUT, why)
+
+    @classmethod
+    def not_applicable(cls, why: str) -> Check:
+        """Why there is nothing to be judged in such a run."""
+        return cls(Status.NOT_APPLICABLE, why)
+
+    @classmethod
+    def suspended(cls, why: str) -> Check:
+        """Why nothing is judged for the time being."""
+        return cls(Status.SUSPENDED, why)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:

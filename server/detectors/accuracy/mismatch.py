@@ -14,7 +14,7 @@ from rankscope.server.detectors.policy import Policy, Share, Sigmas
 from rankscope.server.detectors.statistics import BLOCK, mann_kendall
 from rankscope.server.detectors.walking import together
 from rankscope.server.detectors.wording import count, number, percent
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # Blocks that are judged at a time.
 _BLOCKS = 20
@@ -119,13 +119,12 @@ class AccuracyMismatch(Detector[MismatchState]):
 def _check(window: Window, state: MismatchState) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode).title}.")
+        return Check.open(f"{_finding(episode).title}.")
     have, need = len(state.course.recent), state.course.needed
     if have < need:
-        why = f"{have} of {need} steps with a loss and an accuracy."
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return Check.insufficient(f"{have} of {need} steps with a loss and an accuracy.")
     checks = count(state.watch.judged, "check")
-    return Check(Status.OK, f"At {checks}, loss and accuracy never fell together.")
+    return Check.ok(f"At {checks}, loss and accuracy never fell together.")
 
 
 def _finding(episode: Episode[Disagreement]) -> Finding:

@@ -17,7 +17,7 @@ from rankscope.server.detectors.policy import Blocks, Observations, Policy, Shar
 from rankscope.server.detectors.recurrence import Folds, detrended, folded
 from rankscope.server.detectors.walking import median, noise_of_mean, together
 from rankscope.server.detectors.wording import listing, number, percent
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 _PAIR = ("loss", "accuracy")
 # First observations before an accuracy may have risen: easy answers are learned in a few steps.
@@ -240,22 +240,19 @@ class AccuracyStalled(Detector[StalledState]):
 def _check(window: Window, state: StalledState, policy: StalledPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
+        return Check.open(f"{_finding(episode, policy).title}.")
     fallen = state.scores.open(window.last_step)
     if fallen is not None:
-        return Check(Status.OPEN, f"{fallen.title}.")
+        return Check.open(f"{fallen.title}.")
     missing = [name for name in _PAIR if name not in state.seen]
     if missing and state.observed >= _GRACE:
-        return Check(Status.MISSING_INPUT, f"No rank posts {listing(missing)}.")
+        return Check.missing(f"No rank posts {listing(missing)}.")
     have, need = len(state.course.recent), state.course.needed
     if have < need:
-        why = f"{have} of {need} steps with a loss and an accuracy."
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return Check.insufficient(f"{have} of {need} steps with a loss and an accuracy.")
     _, late, _ = state.course.halves()
     began = float(np.mean(state.course.first))
-    return Check(
-        Status.OK, f"The accuracy began at {number(began)} and has come to {number(late)}."
-    )
+    return Check.ok(f"The accuracy began at {number(began)} and has come to {number(late)}.")
 
 
 def _finding(episode: Episode[Stuck], policy: StalledPolicy) -> Finding:

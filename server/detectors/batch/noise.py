@@ -15,7 +15,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Times
 from rankscope.server.detectors.statistics import Progress, mean_over_ranks, rank_rows
 from rankscope.server.detectors.wording import count, number, percent, sentences
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 _GRACE = 20
 # Steps from one sample to the next.
@@ -370,30 +370,27 @@ def _finding(episode: Episode[Noise], policy: NoisePolicy) -> Finding:
 def _check(window: Window, state: NoiseState, policy: NoisePolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
+        return Check.open(f"{_finding(episode, policy).title}.")
     if not state.seen and state.unequal:
-        why = (
+        return Check.not_applicable(
             f"The ranks' gradients after the reduction differ in size at all of "
             f"{count(state.unequal, 'step')}: they hold different parts of the model, or reduce "
             "nothing."
         )
-        return Check(Status.NOT_APPLICABLE, why)
     if not state.seen and state.steps >= _GRACE:
-        return Check(
-            Status.MISSING_INPUT,
+        return Check.missing(
             "No step has the norms of all ranks' own gradients and of the reduced one: they are "
-            "read at sampled steps only, and not under FSDP.",
+            "read at sampled steps only, and not under FSDP."
         )
     if state.seen < policy.evidence:
         why = (
             f"{count(state.seen, 'step')} with the norms of all ranks of {policy.evidence} needed."
         )
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return Check.insufficient(why)
     if not _sound(state):
-        return Check(Status.NOT_APPLICABLE, _unsound(state))
+        return Check.not_applicable(_unsound(state))
     unit = "samples" if state.counted else "times a rank's batch"
-    return Check(
-        Status.OK,
+    return Check.ok(
         f"The gradient noise scale is {number(state.scale)} {unit}; a step has "
-        f"{number(state.batch)}.",
+        f"{number(state.batch)}."
     )

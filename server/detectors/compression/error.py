@@ -13,7 +13,7 @@ from rankscope.server.detectors.of_reductions import value_of
 from rankscope.server.detectors.policy import Count, Policy, Share, Steps
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, listing, number, percent
-from rankscope.server.window import Check, Reduction, Status, Window
+from rankscope.server.window import Check, Reduction, Window
 
 _GRACE = 20
 
@@ -200,21 +200,17 @@ def _check(
 ) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
+        return Check.open(f"{_finding(episode, policy).title}.")
     if not hooks and not state.cosines:
-        why = "Nothing that compresses gradients is known or seen."
-        return Check(Status.NOT_APPLICABLE, why)
+        return Check.not_applicable("Nothing that compresses gradients is known or seen.")
     if not state.measured and state.steps >= _GRACE:
-        return Check(
-            Status.MISSING_INPUT,
+        return Check.missing(
             "No step has the gradients of all ranks before the reduction and after it: they are "
-            "read at sampled steps only, and not under FSDP.",
+            "read at sampled steps only, and not under FSDP."
         )
     if len(state.cosines) < policy.looks:
-        why = f"{count(state.measured, 'reduction')} of {policy.looks} needed."
-        return Check(Status.INSUFFICIENT_DATA, why)
-    return Check(
-        Status.OK,
+        return Check.insufficient(f"{count(state.measured, 'reduction')} of {policy.looks} needed.")
+    return Check.ok(
         f"The reduced gradient has a cosine of {number(median(state.cosines))} to the mean of the "
-        f"ranks' gradients, the median of {count(len(state.cosines), 'sample')}.",
+        f"ranks' gradients, the median of {count(len(state.cosines), 'sample')}."
     )

@@ -13,7 +13,7 @@ from rankscope.server.detectors.data.batches import BATCHES, batch_digests
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy
 from rankscope.server.detectors.wording import count, listing, ranks, sentences
-from rankscope.server.window import Bool, Check, Series, Status, Window
+from rankscope.server.window import Bool, Check, Series, Window
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -271,25 +271,22 @@ def _finding(episode: Episode[Same], window: Window) -> Finding:
 def _check(window: Window, state: DuplicatedState, replicas: bool) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, window).title}.")
+        return Check.open(f"{_finding(episode, window).title}.")
     if not replicas:
-        return Check(
-            Status.NOT_APPLICABLE,
+        return Check.not_applicable(
             "No two ranks hold the same tensors, or shards of FSDP: so it is not known which "
-            "should have batches of their own.",
+            "should have batches of their own."
         )
     if not state.judged:
         if state.steps < _GRACE:
-            return Check(Status.INSUFFICIENT_DATA, "No batches have been compared yet.")
-        return Check(Status.MISSING_INPUT, "No two ranks post digests of their batches.")
+            return Check.insufficient("No batches have been compared yet.")
+        return Check.missing("No two ranks post digests of their batches.")
     if 2 * state.constant > state.judged:
-        return Check(
-            Status.NOT_APPLICABLE,
+        return Check.not_applicable(
             "A rank's batch is the one before it at most steps: synthetic input, or all of the "
-            "data in one batch.",
+            "data in one batch."
         )
-    return Check(
-        Status.OK,
+    return Check.ok(
         f"{count(state.ranks, 'rank')} had batches of their own at "
-        f"{count(state.judged - state.constant, 'compared step')}.",
+        f"{count(state.judged - state.constant, 'compared step')}."
     )

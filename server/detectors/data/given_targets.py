@@ -45,9 +45,7 @@ class SamePlace(Condition[Copied]):
         judged: samples of such targets so far, since `begin`.
     """
 
-    recent: deque[tuple[float, float, float]] = field(
-        default_factory=lambda: deque(maxlen=_RECENT)
-    )
+    recent: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=_RECENT))
     judged: int = 0
     begin: int = -1
     watch: Watch[Copied] = field(default_factory=lambda: Watch(clear_after=_CLEAR_AFTER))

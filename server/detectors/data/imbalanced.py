@@ -15,7 +15,7 @@ from rankscope.server.detectors.loss_weights import INPUTS, LossWeights
 from rankscope.server.detectors.policy import Policy, Times
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, number, ranks
-from rankscope.server.window import Check, Float64, Int64, Status, Window
+from rankscope.server.window import Check, Float64, Int64, Window
 
 _GRACE = 20
 _COUNTS = ("samples", "tokens")
@@ -239,17 +239,15 @@ def _finding(episode: Episode[Uneven]) -> Finding:
 def _check(window: Window, state: UnevenState) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode).title}.")
+        return Check.open(f"{_finding(episode).title}.")
     if state.sampled >= _SAMPLES and (state.counted or state.losses.by_samples):
         by = state.counted or "samples"
         what = "reduced gradient weights" if state.counted else "losses weight"
-        why = f"The {what} the ranks by their numbers of {by}."
-        return Check(Status.OK, why)
+        return Check.ok(f"The {what} the ranks by their numbers of {by}.")
     if state.sampled >= _SAMPLES:
-        return Check(
-            Status.OK,
-            f"No rank had batches of another size for long, at {count(state.sampled, 'sample')}.",
+        return Check.ok(
+            f"No rank had batches of another size for long, at {count(state.sampled, 'sample')}."
         )
     if state.steps < _GRACE or state.sampled:
-        return Check(Status.INSUFFICIENT_DATA, f"{count(state.sampled, 'batch')} so far.")
-    return Check(Status.MISSING_INPUT, "No two ranks post the number of their samples.")
+        return Check.insufficient(f"{count(state.sampled, 'batch')} so far.")
+    return Check.missing("No two ranks post the number of their samples.")

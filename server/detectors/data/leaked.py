@@ -166,7 +166,9 @@ class TargetsLeaked(Detector[LeakedState]):
         }
         most = max(judged, key=lambda what: judged[what])
         if judged[most] >= recent:
-            why = f"At {count(judged[most], 'sample')} there were no {recent} in a row where {most}."
+            why = (
+                f"At {count(judged[most], 'sample')} there were no {recent} in a row where {most}."
+            )
             return Check(Status.OK, why)
         if not judged[most]:
             why = (

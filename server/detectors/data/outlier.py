@@ -19,7 +19,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.statistics import Progress, exceeds, rank_rows, robust_sigma
 from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
-from rankscope.server.window import Check, Float64, Status, Window
+from rankscope.server.window import Check, Float64, Window
 
 _BACK = 64
 # Observations after which it is found out anew what is usual.
@@ -463,32 +463,30 @@ def _evidence(facts: Batches) -> dict[str, object]:
 def _check(window: Window, state: OutlierState, policy: OutlierPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode).title}.")
+        return Check.open(f"{_finding(episode).title}.")
     for shifted in state.inputs.open(window.last_step):
-        return Check(Status.OPEN, f"{title_of(shifted)}.")
+        return Check.open(f"{title_of(shifted)}.")
     if (moved := state.moved.watch.open(window.last_step)) is not None:
-        return Check(Status.OPEN, f"{moved_inputs.title_of(moved)}.")
+        return Check.open(f"{moved_inputs.title_of(moved)}.")
     odd = state.odd_inputs.watch.open(window.last_step)
     if odd is not None:
-        return Check(Status.OPEN, f"{odd_inputs.title_of(odd)}.")
+        return Check.open(f"{odd_inputs.title_of(odd)}.")
     if len(state.ranks) == 1:
         if state.odd_inputs.judged:
             what = count(state.odd_inputs.judged, "batch")
-            return Check(Status.OK, f"The inputs of {what} were as large as those before.")
+            return Check.ok(f"The inputs of {what} were as large as those before.")
         why = "Losses need 2 or more ranks, and inputs were not measured often enough."
-        return Check(Status.NOT_APPLICABLE, why)
+        return Check.not_applicable(why)
     if state.signed:
         why = "The loss changes its sign: it is a surrogate whose size says nothing of a batch."
-        return Check(Status.NOT_APPLICABLE, why)
+        return Check.not_applicable(why)
     if not state.judged:
-        why = (
+        return Check.insufficient(
             f"{count(len(state.values), 'step')} with losses above 0 of all ranks of "
             f"{policy.evidence} needed."
         )
-        return Check(Status.INSUFFICIENT_DATA, why)
     before = f"; {count(len(state.odd), 'odd batch')} before"
-    return Check(
-        Status.OK,
+    return Check.ok(
         f"{count(state.judged, 'step')} judged: no batch of one rank stands out"
-        f"{before if state.odd else ''}.",
+        f"{before if state.odd else ''}."
     )

@@ -19,7 +19,7 @@ from rankscope.server.detectors.restarts import passed, restarts
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.visits import Visits
 from rankscope.server.detectors.wording import count, number, percent, ranks
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 _GRACE = 20
 # Samples and batches remembered. When there are more, every second one is examined from then on.
@@ -368,19 +368,18 @@ def _check(
 ) -> Check:
     episode = found.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode).title}.")
+        return Check.open(f"{_finding(episode).title}.")
     if not state.judged:
         if state.steps < _GRACE:
-            return Check(Status.INSUFFICIENT_DATA, "No batches have been seen yet.")
-        return Check(Status.MISSING_INPUT, "No two replicas post digests of their batches.")
+            return Check.insufficient("No batches have been seen yet.")
+        return Check.missing("No two replicas post digests of their batches.")
     if state.closed:
-        return Check(Status.OK, f"The ranks' parts did not overlap until then. {state.closed}")
+        return Check.ok(f"The ranks' parts did not overlap until then. {state.closed}")
     if state.visits.all_new and state.steps >= _EPOCHS * state.epoch:
-        return Check(
-            Status.INSUFFICIENT_DATA,
+        return Check.insufficient(
             f"No sample came a second time in {count(state.steps, 'step')}, in which the data were "
             "gone through more than once: inputs are augmented anew each time, and samples cannot "
-            "be recognised.",
+            "be recognised."
         )
     size = len(max(window.data_parallel, key=len))
     what = "sample" if state.by_samples else "batch"
@@ -394,9 +393,8 @@ def _check(
     # epoch of the length of the run would have come before, seen at this share of the steps.
     expected = state.items * (size - 1) / (2 * size) * state.judged / max(state.steps, 1)
     if expected < needed:
-        return Check(
-            Status.INSUFFICIENT_DATA,
+        return Check.insufficient(
             f"{reported} But overlapping parts would have shown only {number(expected)} times in "
-            f"these, and {number(math.ceil(needed))} times are needed.",
+            f"these, and {number(math.ceil(needed))} times are needed."
         )
-    return Check(Status.OK, reported)
+    return Check.ok(reported)

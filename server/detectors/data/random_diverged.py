@@ -14,7 +14,7 @@ from rankscope.server.detectors.episode import Episode
 from rankscope.server.detectors.policy import Observations, Policy
 from rankscope.server.detectors.restarts import restarts
 from rankscope.server.detectors.wording import agree, count, listing, ranks
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # The generator that dropout draws from: that of the device where there is one.
 _DEVICE, _HOST = "rng/cuda", "rng/torch"
@@ -208,20 +208,18 @@ def _finding(episode: Episode[Different]) -> Finding:
 def _check(window: Window, state: DrawnState, policy: DrawnPolicy) -> Check:
     episode = state.groups.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode).title}.")
+        return Check.open(f"{_finding(episode).title}.")
     if len(window.data_parallel) == 1 and window.data_parallel[0]:
-        return Check(
-            Status.NOT_APPLICABLE,
-            "All ranks hold the same tensors, or shards of them: each draws for itself.",
+        return Check.not_applicable(
+            "All ranks hold the same tensors, or shards of them: each draws for itself."
         )
     if state.groups.known:
         reported = listing([ranks(group) for group in sorted(state.groups.known)], most=4)
-        return Check(Status.OK, f"{reported.capitalize()} drew the same numbers, as they have to.")
+        return Check.ok(f"{reported.capitalize()} drew the same numbers, as they have to.")
     if state.groups.judged < policy.shared and state.steps < _GRACE:
-        return Check(Status.INSUFFICIENT_DATA, "Too few random states have been seen yet.")
+        return Check.insufficient("Too few random states have been seen yet.")
     if not state.groups.judged:
-        return Check(Status.MISSING_INPUT, "No two ranks post the states of their generators.")
-    return Check(
-        Status.NOT_APPLICABLE,
-        "No ranks that hold different parts draw the same numbers for one batch.",
+        return Check.missing("No two ranks post the states of their generators.")
+    return Check.not_applicable(
+        "No ranks that hold different parts draw the same numbers for one batch."
     )

@@ -12,7 +12,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, ranks
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 _GENERATORS = {
     "rng/torch": "torch",
@@ -196,12 +196,11 @@ def _finding(episode: Episode[str], members: tuple[int, ...]) -> Finding:
 def _check(window: Window, state: SharedState, members: tuple[int, ...]) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, members).title}.")
+        return Check.open(f"{_finding(episode, members).title}.")
     if not state.judged:
         if state.steps < _GRACE:
-            return Check(Status.INSUFFICIENT_DATA, "No random states have been compared yet.")
-        return Check(Status.MISSING_INPUT, "No two replicas post the states of their generators.")
-    return Check(
-        Status.OK,
-        f"The ranks drew numbers of their own, or none, at {count(state.judged, 'checked step')}.",
+            return Check.insufficient("No random states have been compared yet.")
+        return Check.missing("No two replicas post the states of their generators.")
+    return Check.ok(
+        f"The ranks drew numbers of their own, or none, at {count(state.judged, 'checked step')}."
     )

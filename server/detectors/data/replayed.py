@@ -30,7 +30,7 @@ from rankscope.server.detectors.policy import Observations, Policy, Steps
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.visits import Visits
 from rankscope.server.detectors.wording import count, if_several
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 _GRACE = 20
 # Consecutive observations of one batch that are no accumulation, repeated step or look at the same
@@ -341,36 +341,32 @@ def _check(
     for one in (watch, reported):
         episode = one.open(window.last_step)
         if episode is not None:
-            return Check(Status.OPEN, f"{repeat_finding(episode).title}.")
+            return Check.open(f"{repeat_finding(episode).title}.")
     seen = state.batches
     own = state.own.watch.open(window.last_step)
     if own is not None and watch is not seen.epochs:
-        return Check(Status.OPEN, f"{own_finding(own).title}.")
+        return Check.open(f"{own_finding(own).title}.")
     if not seen.judged:
         if state.steps < _GRACE:
-            return Check(Status.INSUFFICIENT_DATA, "No batches have been seen yet.")
+            return Check.insufficient("No batches have been seen yet.")
         whose = if_several(len(window.ranks), "of all ranks")
-        return Check(Status.MISSING_INPUT, f"No step has the digests of the batches{whose}.")
+        return Check.missing(f"No step has the digests of the batches{whose}.")
     stuck = seen.stuck.open(window.last_step)
     if stuck is not None and watch is seen.epochs:
-        return Check(Status.OPEN, f"{stuck_finding(stuck).title}.")
+        return Check.open(f"{stuck_finding(stuck).title}.")
     epochs = state.own_epochs.watch.open(window.last_step)
     if epochs is not None and watch is seen.epochs:
-        return Check(Status.OPEN, f"{epochs_finding(epochs).title}.")
+        return Check.open(f"{epochs_finding(epochs).title}.")
     if 2 * seen.constant > seen.judged:
-        return Check(
-            Status.NOT_APPLICABLE, "The batches are all the same: they have no order to repeat."
-        )
+        return Check.not_applicable("The batches are all the same: they have no order to repeat.")
     labels = state.labels.labels
     known = labels is not None and labels.count >= 2 * labels.needed()
     if watch is seen.epochs and state.visits.all_new and not known:
-        why = (
+        return Check.insufficient(
             f"No sample came a second time in {count(seen.judged, 'checked step')}: no epoch has "
             "been repeated yet, or the inputs are augmented anew each time; and the labels, which "
             "stay as they are, are not known or too much alike to show an order."
         )
-        return Check(Status.INSUFFICIENT_DATA, why)
-    return Check(
-        Status.OK,
-        f"No sequence of batches came a second time in {count(seen.judged, 'checked step')}.",
+    return Check.ok(
+        f"No sequence of batches came a second time in {count(seen.judged, 'checked step')}."
     )

@@ -16,7 +16,7 @@ from rankscope.server.detectors.incident import AGREED_UNTIL
 from rankscope.server.detectors.policy import Observations, Policy
 from rankscope.server.detectors.restarts import restarts
 from rankscope.server.detectors.wording import count, listing, ranks
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 _GRACE = 20
 _LOSS = "loss"
@@ -245,17 +245,16 @@ def _finding(episode: Episode[Different]) -> Finding:
 def _check(window: Window, state: SharedState, policy: SharedPolicy) -> Check:
     episode = state.groups.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode).title}.")
+        return Check.open(f"{_finding(episode).title}.")
     if not state.applicable and window.replicas:
-        return Check(
-            Status.NOT_APPLICABLE,
-            "All ranks hold the same tensors, or shards of them: each has batches of its own.",
+        return Check.not_applicable(
+            "All ranks hold the same tensors, or shards of them: each has batches of its own."
         )
     if state.groups.known:
         reported = listing([ranks(group) for group in sorted(state.groups.known)], most=4)
-        return Check(Status.OK, f"{reported.capitalize()} had the same batches, as they have to.")
+        return Check.ok(f"{reported.capitalize()} had the same batches, as they have to.")
     if state.groups.judged < policy.shared and state.steps < _GRACE:
-        return Check(Status.INSUFFICIENT_DATA, "Too few batches have been seen yet.")
+        return Check.insufficient("Too few batches have been seen yet.")
     if not state.groups.judged:
-        return Check(Status.MISSING_INPUT, "No two ranks post digests of their batches.")
-    return Check(Status.NOT_APPLICABLE, "No ranks that hold different parts share their batches.")
+        return Check.missing("No two ranks post digests of their batches.")
+    return Check.not_applicable("No ranks that hold different parts share their batches.")

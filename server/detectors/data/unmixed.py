@@ -16,7 +16,7 @@ from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.statistics import BLOCK
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number, percent
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # Samples of which shares are kept.
 _REMEMBERED = 512
@@ -224,21 +224,21 @@ class Unmixed(Detector[UnmixedState]):
     def _check(self, window: Window, state: UnmixedState) -> Check:
         episode = state.watch.open(window.last_step)
         if episode is not None:
-            return Check(Status.OPEN, f"{_finding(episode).title}.")
+            return Check.open(f"{_finding(episode).title}.")
         one_class = state.solved.open(window.last_step)
         if one_class is not None:
-            return Check(Status.OPEN, f"{_one_class(one_class, state).title}.")
+            return Check.open(f"{_one_class(one_class, state).title}.")
         if not state.judged:
             why = "No loss over classes was seen, so nothing shows how alike targets are."
-            return Check(Status.MISSING_INPUT, why)
+            return Check.missing(why)
         if state.judged < self.policy.size:
             why = f"{count(state.judged, 'sampled step')} of {self.policy.size} needed."
-            return Check(Status.INSUFFICIENT_DATA, why)
+            return Check.insufficient(why)
         if not state.varied:
             why = "All targets are of one class, and the loss still has something to learn of them."
-            return Check(Status.NOT_APPLICABLE, why)
+            return Check.not_applicable(why)
         share = percent(median([share for _, share in state.recent]))
-        return Check(Status.OK, f"The targets of a step have {share} of the scatter of all so far.")
+        return Check.ok(f"The targets of a step have {share} of the scatter of all so far.")
 
 
 def _finding(episode: Episode[float]) -> Finding:

@@ -14,7 +14,7 @@ from rankscope.server.detectors.desync.incident import groups_of
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import Policy, Steps
 from rankscope.server.detectors.wording import count, number, ranks
-from rankscope.server.window import Check, Comparison, Status, TensorDifference, Window
+from rankscope.server.window import Check, Comparison, TensorDifference, Window
 
 # Beside the chain of a step, and watched because somebody asked for it.
 _STAGES = ("buffers", "watched")
@@ -412,18 +412,17 @@ def _explain(incident: OwnBuffers, who: str) -> tuple[str, str]:
 def _check(state: BuffersState) -> Check:
     for kept in state.kept.values():
         if kept.incident is not None:
-            return Check(Status.OPEN, f"{_finding(kept.incident).title}.")
+            return Check.open(f"{_finding(kept.incident).title}.")
     checked = max(kept.checked for kept in state.kept.values())
     if not checked:
         if state.steps < _GRACE:
-            return Check(Status.INSUFFICIENT_DATA, "No buffers have been compared yet.")
-        return Check(Status.MISSING_INPUT, "No two ranks post fingerprints of buffers.")
+            return Check.insufficient("No buffers have been compared yet.")
+        return Check.missing("No two ranks post fingerprints of buffers.")
     differed = max(kept.differed for kept in state.kept.values())
     what = "buffers" if state.kept["buffers"].checked else "watched modules"
     compared = count(checked, "checked step")
     if not differed:
-        return Check(Status.OK, f"The ranks' {what} agreed bit for bit at all {compared}.")
-    return Check(
-        Status.OK,
-        f"The ranks' {what} agree now; they did at {checked - differed:,} of {compared}.",
+        return Check.ok(f"The ranks' {what} agreed bit for bit at all {compared}.")
+    return Check.ok(
+        f"The ranks' {what} agree now; they did at {checked - differed:,} of {compared}."
     )

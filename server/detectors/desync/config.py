@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.desync.precision import SERIES, Precisions
 from rankscope.server.detectors.wording import agree, count, listing, ranks, sentences
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # What ranks say of themselves: how much it matters that it is the same, and how a person calls it.
 # What belongs to a model must agree among those that hold the same tensors only. Settings of the
@@ -336,23 +336,18 @@ def _remedy(worst: Setting) -> str:
 
 def _check(window: Window, state: ConfigState) -> Check:
     if title := state.precisions.title(window.last_step):
-        return Check(Status.OPEN, f"{title}.")
+        return Check.open(f"{title}.")
     if state.settings:
-        return Check(
-            Status.OPEN, f"{_finding(state.settings, state.first_step, window.last_step).title}."
-        )
+        return Check.open(f"{_finding(state.settings, state.first_step, window.last_step).title}.")
     if state.compared:
-        return Check(
-            Status.OK,
-            f"{count(state.compared, 'rank')} were started with the same code and model.",
+        return Check.ok(
+            f"{count(state.compared, 'rank')} were started with the same code and model."
         )
     said = sum(bool(c) for c in window.configs.values())
     if state.steps < _GRACE:
-        return Check(
-            Status.INSUFFICIENT_DATA,
-            f"{said} of {window.world_size} ranks have said how they were started.",
+        return Check.insufficient(
+            f"{said} of {window.world_size} ranks have said how they were started."
         )
-    return Check(
-        Status.MISSING_INPUT,
-        f"Only {said} of {window.world_size} ranks have said how they were started.",
+    return Check.missing(
+        f"Only {said} of {window.world_size} ranks have said how they were started."
     )

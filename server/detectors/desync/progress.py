@@ -23,7 +23,7 @@ from rankscope.server.detectors.episode import Watch
 from rankscope.server.detectors.policy import Count, Policy, Share, Times
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count
-from rankscope.server.window import Check, Comparison, Float64, Int64, Status, Window
+from rankscope.server.window import Check, Comparison, Float64, Int64, Window
 
 _GRACE = 20
 # Backward passes of a rank whose gradients it threw away before it stepped.
@@ -430,21 +430,19 @@ def _mismatch(what: str, who: Int64, values: Float64) -> StepMismatch:
 def _check(window: Window, state: ProgressState) -> Check:
     episode = state.watch.open(window.last_step)
     if state.ended is not None:
-        return Check(Status.OPEN, f"{ended_finding(state.ended, 0).title}.")
+        return Check.open(f"{ended_finding(state.ended, 0).title}.")
     if state.begin is not None:
-        return Check(Status.OPEN, f"{begun_finding(state.begin, state.begin_step, 0).title}.")
+        return Check.open(f"{begun_finding(state.begin, state.begin_step, 0).title}.")
     if episode is not None:
-        return Check(Status.OPEN, f"{counted_finding(episode).title}.")
+        return Check.open(f"{counted_finding(episode).title}.")
     epoch_mismatch = state.epochs.open(window.last_step)
     if epoch_mismatch is not None:
-        return Check(Status.OPEN, f"{counted_finding(epoch_mismatch).title}.")
+        return Check.open(f"{counted_finding(epoch_mismatch).title}.")
     late = state.shifted.open(window.last_step)
     if late is not None:
-        return Check(Status.OPEN, f"{late_finding(late).title}.")
+        return Check.open(f"{late_finding(late).title}.")
     if not state.judged:
         if state.steps < _GRACE:
-            return Check(Status.INSUFFICIENT_DATA, "No counters have been compared yet.")
-        return Check(Status.MISSING_INPUT, "No two replicas post optimizer_steps.")
-    return Check(
-        Status.OK, f"All ranks had taken the same steps at {count(state.judged, 'checked step')}."
-    )
+            return Check.insufficient("No counters have been compared yet.")
+        return Check.missing("No two replicas post optimizer_steps.")
+    return Check.ok(f"All ranks had taken the same steps at {count(state.judged, 'checked step')}.")

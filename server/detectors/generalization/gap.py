@@ -16,7 +16,7 @@ from rankscope.server.detectors.policy import Count, Observations, Policy, Share
 from rankscope.server.detectors.statistics import Spacing, mann_kendall, median_error, robust_sigma
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number, percent, sentences
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # Loss of the best answer that is the same for every input.
 _CONSTANT = "target_deviance"
@@ -300,18 +300,18 @@ class GeneralizationGap(Detector[GapState]):
         for course in state.courses.values():
             worse = course.no_better.watch.open(window.last_step)
             if worse is not None:
-                return Check(Status.OPEN, f"{finding_of(worse, course.name).title}.")
+                return Check.open(f"{finding_of(worse, course.name).title}.")
             episode = course.watch.open(window.last_step)
             if episode is not None:
-                return Check(Status.OPEN, f"{_finding(episode, course, self.policy).title}.")
+                return Check.open(f"{_finding(episode, course, self.policy).title}.")
         most = max((course.total for course in state.courses.values()), default=0)
         judged = [c for c in state.courses.values() if c.total >= self.policy.evaluations]
         if not judged:
             why = f"{count(most, 'evaluation')} of {self.policy.evaluations} needed."
-            return Check(Status.INSUFFICIENT_DATA, why)
+            return Check.insufficient(why)
         if not any(c.best is not None and math.isfinite(c.best.training) for c in judged):
-            return Check(Status.MISSING_INPUT, "No rank posts the loss of training.")
-        return Check(Status.OK, sentences(*(_standing(course) for course in judged[:4])))
+            return Check.missing("No rank posts the loss of training.")
+        return Check.ok(sentences(*(_standing(course) for course in judged[:4])))
 
 
 def _scale(best: float, gained: float, *, bounded: bool) -> float:

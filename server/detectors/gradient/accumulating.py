@@ -14,7 +14,7 @@ from rankscope.server.detectors.gradient.kept_alone import KeptAlone
 from rankscope.server.detectors.policy import Count, Policy, Share, Signed, Times
 from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
 from rankscope.server.detectors.wording import agree, count, number, ranks
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 _GRACE = 20
 
@@ -312,19 +312,13 @@ def _finding(episode: Episode[Adding], window: Window, keeping: tuple[int, ...])
 def _check(window: Window, state: AddingState) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, window, state.keeping).title}.")
+        return Check.open(f"{_finding(episode, window, state.keeping).title}.")
     if title := state.alone.title(window.last_step):
-        return Check(Status.OPEN, f"{title}.")
+        return Check.open(f"{title}.")
     if not state.judged:
         if state.steps < _GRACE:
-            return Check(
-                Status.INSUFFICIENT_DATA, "No two consecutive steps have been examined yet."
-            )
-        return Check(
-            Status.MISSING_INPUT,
-            "No rank posts fingerprints of its gradients at two consecutive steps.",
+            return Check.insufficient("No two consecutive steps have been examined yet.")
+        return Check.missing(
+            "No rank posts fingerprints of its gradients at two consecutive steps."
         )
-    return Check(
-        Status.OK,
-        f"Every step's gradient was its own at {count(state.judged, 'checked step')}.",
-    )
+    return Check.ok(f"Every step's gradient was its own at {count(state.judged, 'checked step')}.")

@@ -13,7 +13,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, number, percent, sentences
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 _BACK = 100
 
@@ -169,10 +169,8 @@ def _finding(episode: Episode[Saturated], window: Window, policy: ClippingPolicy
 def _check(window: Window, state: ClippingState, policy: ClippingPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, window, policy).title}.")
+        return Check.open(f"{_finding(episode, window, policy).title}.")
     if not state.judged:
-        return Check(Status.NOT_APPLICABLE, "No clipping by norm is seen.")
+        return Check.not_applicable("No clipping by norm is seen.")
     share = percent(state.clipped / state.judged)
-    return Check(
-        Status.OK, f"{share} of the gradients were clipped at {count(state.judged, 'step')}."
-    )
+    return Check.ok(f"{share} of the gradients were clipped at {count(state.judged, 'step')}.")

@@ -13,7 +13,7 @@ from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.profiles import TURNS
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number, percent
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +131,15 @@ class GradientDiscarded(Detector[DiscardedState]):
     def _check(self, window: Window, state: DiscardedState) -> Check:
         episode = state.watch.open(window.last_step)
         if episode is not None:
-            return Check(Status.OPEN, f"{_finding(episode, self.policy.meant).title}.")
+            return Check.open(f"{_finding(episode, self.policy.meant).title}.")
         if state.turns:
             why = "Several optimizers step in turns: each throws away what another's loss has left."
-            return Check(Status.NOT_APPLICABLE, why)
+            return Check.not_applicable(why)
         if len(state.recent) < self.policy.size:
             why = f"{count(len(state.recent), 'sampled step')} of {self.policy.size} needed."
-            return Check(Status.INSUFFICIENT_DATA, why)
+            return Check.insufficient(why)
         steps = count(len(state.recent), "sampled step")
-        return Check(Status.OK, f"{_throwing(state):,} of {steps} threw gradients away.")
+        return Check.ok(f"{_throwing(state):,} of {steps} threw gradients away.")
 
 
 def _throwing(state: DiscardedState) -> int:

@@ -22,7 +22,7 @@ from rankscope.server.detectors.statistics import (
 )
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number, sentences
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # Losses that are remembered, and how many standard errors make a difference of them.
 _LOSSES = 128
@@ -266,15 +266,15 @@ def _course(state: ExplodingState, onset: int, policy: ExplodingPolicy) -> int:
 def _check(window: Window, state: ExplodingState, policy: ExplodingPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
+        return Check.open(f"{_finding(episode, policy).title}.")
     if state.unmeasured.lasting:
         since = state.unmeasured.since
         why = f"No gradient is finite since step {since}: from then on its size shows nothing."
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return Check.insufficient(why)
     if state.total < policy.evidence:
         why = f"{count(state.total, 'finite gradient norm')} of {policy.evidence} needed."
-        return Check(Status.INSUFFICIENT_DATA, why)
-    return Check(Status.OK, f"{count(state.total, 'gradient norm')} examined, none grew tenfold.")
+        return Check.insufficient(why)
+    return Check.ok(f"{count(state.total, 'gradient norm')} examined, none grew tenfold.")
 
 
 def _finding(episode: Episode[Explosion], policy: ExplodingPolicy) -> Finding:

@@ -179,7 +179,7 @@ class GradientNonFinite(Detector[BrokenState]):
         for found in skipped_for:
             if state.skips.last_step - found.last_step <= (found.clear_after or 0):
                 if check.status is not Status.OPEN:
-                    check = Check(Status.OPEN, f"{found.title}.")
+                    check = Check.open(f"{found.title}.")
         findings = (*(_finding(e) for e in episodes), *skipped_for)
         return Outcome({"gradient.nonfinite": check}, findings)
 
@@ -299,9 +299,7 @@ def _finding(episode: Episode[Broken]) -> Finding:
 def _check(window: Window, state: BrokenState) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode).title}.")
+        return Check.open(f"{_finding(episode).title}.")
     if not state.judged:
-        return Check(Status.INSUFFICIENT_DATA, "No gradient norm has been posted yet.")
-    return Check(
-        Status.OK, f"The last of {count(state.judged, 'gradient norm')} examined was finite."
-    )
+        return Check.insufficient("No gradient norm has been posted yet.")
+    return Check.ok(f"The last of {count(state.judged, 'gradient norm')} examined was finite.")

@@ -18,7 +18,7 @@ from rankscope.server.detectors.odd_targets import SERIES, OddTargets
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Times
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,16 +243,15 @@ def _onset(state: OscillatingState, usual: float) -> int:
 def _check(window: Window, state: OscillatingState, policy: OscillatingPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode).title}.")
+        return Check.open(f"{_finding(episode).title}.")
     line = state.line.watch.open(window.last_step)
     if line is not None:
-        return Check(Status.OPEN, f"{one_line.title_of(line)}.")
+        return Check.open(f"{one_line.title_of(line)}.")
     need = policy.back + (policy.earlier + 1) * policy.stride
     if state.total < need:
-        why = f"{count(state.total, 'gradient norm')} of {need} needed."
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return Check.insufficient(f"{count(state.total, 'gradient norm')} of {need} needed.")
     scatter = number(state.earlier[-1] if state.earlier else math.nan)
-    return Check(Status.OK, f"The logarithm of the gradient norm scatters by {scatter}, as before.")
+    return Check.ok(f"The logarithm of the gradient norm scatters by {scatter}, as before.")
 
 
 def _finding(episode: Episode[Jumps]) -> Finding:

@@ -15,7 +15,7 @@ from rankscope.server.detectors.gradient.skipped import Skips, whose
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, number, percent, ranks, sentences
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # What a rank reports while its scaler skips one step after the other: such steps have no number.
 _SKIPPING = "amp.skipping"
@@ -207,11 +207,8 @@ def _finding(
 def _check(window: Window, state: ScaleState, policy: ScalePolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, window, policy, state.skips).title}.")
+        return Check.open(f"{_finding(episode, window, policy, state.skips).title}.")
     if not state.judged:
-        return Check(Status.NOT_APPLICABLE, "No rank scales its loss (no GradScaler is seen).")
+        return Check.not_applicable("No rank scales its loss (no GradScaler is seen).")
     who = ranks(tuple(int(r) for r in window.ranks))
-    return Check(
-        Status.OK,
-        f"The loss scale of {who} held at {count(state.judged, 'checked step')}.",
-    )
+    return Check.ok(f"The loss scale of {who} held at {count(state.judged, 'checked step')}.")

@@ -19,7 +19,7 @@ from rankscope.server.detectors.samples import LayerSample, layer_samples
 from rankscope.server.detectors.statistics import Progress
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, listing, number, percent, sentences
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 _GRACE = 20
 _MAX_NAMES = 64
@@ -300,36 +300,34 @@ def _finding(episode: Episode[Fading], policy: VanishingPolicy) -> Finding:
 def _check(window: Window, state: VanishingState, policy: VanishingPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
+        return Check.open(f"{_finding(episode, policy).title}.")
     zeros = state.zero.watch.open(window.last_step)
     if zeros is not None:
-        return Check(Status.OPEN, f"{zero.finding(zeros, state.zero, window.world_size).title}.")
+        return Check.open(f"{zero.finding(zeros, state.zero, window.world_size).title}.")
     lost = state.zero_steps.watch.open(window.last_step)
     if lost is not None:
         found = zero_steps.finding(lost, window.world_size, policy.recurs)
-        return Check(Status.OPEN, f"{found.title}.")
+        return Check.open(f"{found.title}.")
     if state.zero.observed and not state.zero.learns:
         why = f"All gradients were exactly zero at {count(state.zero.observed, 'checked step')}."
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return Check.insufficient(why)
     if not state.sampled:
         if state.steps < _GRACE:
-            return Check(Status.INSUFFICIENT_DATA, "No gradient of a layer has been seen yet.")
-        return Check(Status.MISSING_INPUT, "No rank posts the gradient norms of its tensors.")
+            return Check.insufficient("No gradient of a layer has been seen yet.")
+        return Check.missing("No rank posts the gradient norms of its tensors.")
     if state.shallow:
         why = f"The model has fewer than {policy.matrices} matrices with a gradient."
-        return Check(Status.NOT_APPLICABLE, why)
+        return Check.not_applicable(why)
     if state.signed:
         why = "The loss changes its sign: its value says nothing about what is learned."
-        return Check(Status.NOT_APPLICABLE, why)
+        return Check.not_applicable(why)
     if not _judged(state, policy):
-        why = (
+        return Check.insufficient(
             f"{count(len(state.ratios), 'sample')} of {policy.looks} at the layers' gradients and "
             f"{count(state.progress.count, 'finite loss value')} of {policy.evidence} needed."
         )
-        return Check(Status.INSUFFICIENT_DATA, why)
     ratio = number(median([r for r, _ in state.ratios]))
-    return Check(
-        Status.OK,
+    return Check.ok(
         f"The first matrix has {ratio} times the gradient of the last, and the loss gained "
-        f"{percent(max(_gained(state), 0.0))}.",
+        f"{percent(max(_gained(state), 0.0))}."
     )

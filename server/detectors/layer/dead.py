@@ -23,7 +23,7 @@ from rankscope.server.detectors.samples import LayerSample, layer_samples
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.walking import together
 from rankscope.server.detectors.wording import count, percent
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 _GRACE = 20
 # Consecutive samples at which modules are called without gradients: what a program does it does
@@ -419,48 +419,42 @@ def _idle(episode: Episode[Idle], policy: DeadPolicy) -> Finding:
 def _check(window: Window, state: DeadState, policy: DeadPolicy) -> Check:
     episode = state.cut.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{cut_finding(episode, window).title}.")
+        return Check.open(f"{cut_finding(episode, window).title}.")
     for watch in state.units.values():
         units = watch.open(window.last_step)
         if units is not None:
-            return Check(Status.OPEN, f"{_idle(units, policy).title}.")
+            return Check.open(f"{_idle(units, policy).title}.")
     if (silent := state.ranks.open(window.last_step)) is not None:
-        return Check(Status.OPEN, f"{silent.title}.")
+        return Check.open(f"{silent.title}.")
     outputs = state.outputs.watch.open(window.last_step)
     if outputs is not None:
-        return Check(Status.OPEN, f"{collapsed.finding(outputs).title}.")
+        return Check.open(f"{collapsed.finding(outputs).title}.")
     rebuilt = state.rebuilt.watch.open(window.last_step)
     if rebuilt is not None:
-        return Check(Status.OPEN, f"{reconstruction.title_of(rebuilt)}.")
+        return Check.open(f"{reconstruction.title_of(rebuilt)}.")
     never = state.never.open(window.last_step)
     if never is not None:
-        return Check(
-            Status.OPEN, f"{never_finding(never, window, large_part=policy.large_part).title}."
-        )
+        return Check.open(f"{never_finding(never, window, large_part=policy.large_part).title}.")
     if not state.counted:
         if state.steps < _GRACE:
-            return Check(Status.INSUFFICIENT_DATA, "No gradient has been examined yet.")
+            return Check.insufficient("No gradient has been examined yet.")
         if state.nothing_left:
-            why = (
+            return Check.insufficient(
                 "No tensor had a gradient and the loss was 0 at all "
                 f"{count(state.nothing_left, 'checked step')}."
             )
-            return Check(Status.INSUFFICIENT_DATA, why)
-        return Check(
-            Status.MISSING_INPUT,
-            "No rank posts `tensors_without_gradient`, or the gradient norms of its tensors.",
+        return Check.missing(
+            "No rank posts `tensors_without_gradient`, or the gradient norms of its tensors."
         )
     need = policy.evidence + policy.in_a_row
     if state.counted < need:
-        why = f"{count(state.counted, 'observation')} of {need} needed."
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return Check.insufficient(f"{count(state.counted, 'observation')} of {need} needed.")
     idle = (
         f"of {count(state.modules, 'module')} of units at most {percent(state.worst)} were dead"
         if state.modules
         else "activations are not posted, so of units nothing is known"
     )
-    return Check(
-        Status.OK,
+    return Check.ok(
         f"Every tensor that had a gradient went on having one, at "
-        f"{count(state.counted, 'checked step')}; {idle}.",
+        f"{count(state.counted, 'checked step')}; {idle}."
     )

@@ -27,7 +27,7 @@ from rankscope.server.detectors.statistics import (
     robust_sigma,
 )
 from rankscope.server.detectors.wording import count, number, percent, sentences
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # Blocks that are remembered.
 _BLOCKS = 24
@@ -316,24 +316,22 @@ class LossDiverging(Detector[DivergingState]):
 
     def _check(self, state: DivergingState) -> Check:
         if state.incident is not None:
-            return Check(Status.OPEN, f"{self._finding(state.incident).title}.")
+            return Check.open(f"{self._finding(state.incident).title}.")
         if (below := state.bottomless.watch.current) is not None and below.holding:
-            return Check(Status.OPEN, f"{bottomless.title_of(below)}.")
+            return Check.open(f"{bottomless.title_of(below)}.")
         if state.unmeasured.lasting:
             since = state.unmeasured.since
             why = f"The loss is not finite since step {since}: from then on it shows nothing."
-            return Check(Status.INSUFFICIENT_DATA, why)
+            return Check.insufficient(why)
         progress = state.progress
         if len(state.blocks) < self.policy.evidence:
             need = 10 * self.policy.evidence
-            return Check(
-                Status.INSUFFICIENT_DATA,
-                f"{count(progress.count, 'finite loss value')} of {need} needed.",
+            return Check.insufficient(
+                f"{count(progress.count, 'finite loss value')} of {need} needed."
             )
-        return Check(
-            Status.OK,
+        return Check.ok(
             f"The loss came from {number(progress.start)} to {number(progress.best)} at best "
-            f"(step {progress.best_step}) and is at {number(state.blocks[-1].median)}.",
+            f"(step {progress.best_step}) and is at {number(state.blocks[-1].median)}."
         )
 
     def _played(self, incident: _Diverging) -> bool:

@@ -12,7 +12,7 @@ from rankscope.server.detectors.policy import Observations, Policy
 from rankscope.server.detectors.profiles import TURNS
 from rankscope.server.detectors.walking import together
 from rankscope.server.detectors.wording import count, number
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # Series -> the value that is as it should be.
 _RIGHT: Mapping[str, float] = {
@@ -128,17 +128,15 @@ class LossInputs(Detector[InputsState]):
         for name, given in state.given.items():
             episode = given.watch.open(window.last_step)
             if episode is not None:
-                return Check(
-                    Status.OPEN, f"{_finding(name, episode, given, turns=state.turns).title}."
-                )
+                return Check.open(f"{_finding(name, episode, given, turns=state.turns).title}.")
         judged = max(given.judged for given in state.given.values())
         if not judged:
             why = "No loss function of torch's was seen whose scores or shapes can be checked."
-            return Check(Status.MISSING_INPUT, why)
+            return Check.missing(why)
         if judged < self.policy.in_a_row:
             why = f"{count(judged, 'sampled loss')} of {self.policy.in_a_row} needed."
-            return Check(Status.INSUFFICIENT_DATA, why)
-        return Check(Status.OK, f"Scores and shapes were right at {count(judged, 'sampled step')}.")
+            return Check.insufficient(why)
+        return Check.ok(f"Scores and shapes were right at {count(judged, 'sampled step')}.")
 
 
 def _finding(name: str, episode: Episode[float], given: Given, *, turns: bool) -> Finding:

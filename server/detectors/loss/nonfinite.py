@@ -21,7 +21,7 @@ from rankscope.server.detectors.statistics import (
     rank_rows,
 )
 from rankscope.server.detectors.wording import count, if_several, number, ranks, sentences
-from rankscope.server.window import Check, Occurrence, Status, Window
+from rankscope.server.window import Check, Occurrence, Window
 
 # Steps with finite losses after one that was not, which show that parameters are not lost: where
 # they are, no loss of any rank is finite, unless it is of a few that most batches do not use.
@@ -199,16 +199,15 @@ class LossNonFinite(Detector[NonFiniteState]):
 
     def _check(self, state: NonFiniteState) -> Check:
         if state.incident is not None:
-            return Check(
-                Status.OPEN,
+            return Check.open(
                 f"{count(state.bad_points, 'loss value')} of {count(state.points, 'value')} were "
-                f"not finite, the last at step {state.incident.last_step}.",
+                f"not finite, the last at step {state.incident.last_step}."
             )
         if not state.points:
-            return Check(Status.INSUFFICIENT_DATA, "No loss has been posted yet.")
+            return Check.insufficient("No loss has been posted yet.")
         some = f"; {state.bad_points:,} before were not" if state.bad_points else ""
         judged = f"{count(state.points, 'loss value')} of {count(state.ranks, 'rank')}"
-        return Check(Status.OK, f"{judged}: finite{some}.")
+        return Check.ok(f"{judged}: finite{some}.")
 
     def _finding(self, incident: _NonFinite) -> Finding:
         what = "NaN" if math.isnan(incident.value) else "infinite"

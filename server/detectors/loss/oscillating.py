@@ -36,7 +36,7 @@ from rankscope.server.detectors.statistics import (
 )
 from rankscope.server.detectors.turns import Turns
 from rankscope.server.detectors.wording import count, number, sentences
-from rankscope.server.window import Check, Float64, Status, Window
+from rankscope.server.window import Check, Float64, Window
 
 # Series that may have the loss's period: why it swings.
 _BESIDE = ("lr", "input_rms", "explained_deviance")
@@ -373,20 +373,17 @@ class LossOscillating(Detector[OscillatingState]):
 
     def _check(self, state: OscillatingState) -> Check:
         if state.incident is not None:
-            return Check(Status.OPEN, f"{self._finding(state.incident).title}.")
+            return Check.open(f"{self._finding(state.incident).title}.")
         if state.unmeasured.lasting:
             since = state.unmeasured.since
             why = f"The loss is not finite since step {since}: from then on it shows nothing."
-            return Check(Status.INSUFFICIENT_DATA, why)
+            return Check.insufficient(why)
         judged = [f"{s.windows} at scale {s.observations}" for s in state.scales if s.windows]
         if not judged:
-            return Check(
-                Status.INSUFFICIENT_DATA,
-                f"{count(state.progress.count, 'finite loss value')} of {self.policy.size} needed.",
+            return Check.insufficient(
+                f"{count(state.progress.count, 'finite loss value')} of {self.policy.size} needed."
             )
-        return Check(
-            Status.OK, f"Windows of {self.policy.size} values judged: {', '.join(judged)}."
-        )
+        return Check.ok(f"Windows of {self.policy.size} values judged: {', '.join(judged)}.")
 
     def _finding(self, incident: _Oscillating) -> Finding:
         swing, period = incident.swing, incident.period_steps

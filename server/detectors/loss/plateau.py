@@ -25,7 +25,7 @@ from rankscope.server.detectors.statistics import BLOCK, mann_kendall, robust_si
 from rankscope.server.detectors.visits import Visits
 from rankscope.server.detectors.walking import median, noise_of_mean, together
 from rankscope.server.detectors.wording import count, number, percent
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # Standard deviations that none of the thousands of blocks of a run exceeds by chance.
 _BY_CHANCE = 4.0
@@ -398,26 +398,24 @@ class LossPlateau(Detector[PlateauState]):
 def _check(window: Window, state: PlateauState, policy: PlateauPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
+        return Check.open(f"{_finding(episode, policy).title}.")
     if state.signed:
         why = "The loss changes its sign: it is a surrogate, and need not fall."
-        return Check(Status.NOT_APPLICABLE, why)
+        return Check.not_applicable(why)
     if state.moved:
         first = number(float(np.mean(state.first)))
-        return Check(Status.OK, f"The loss has fallen from {first} to {number(state.last[-1])}.")
+        return Check.ok(f"The loss has fallen from {first} to {number(state.last[-1])}.")
     if state.total < policy.evidence:
         why = f"{count(state.total, 'finite loss value')} of {policy.evidence} needed."
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return Check.insufficient(why)
     if state.unclear:
-        why = "Single losses scatter too much to show whether they have moved."
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return Check.insufficient("Single losses scatter too much to show whether they have moved.")
     if state.accuracies or state.updates:
-        return Check(Status.OK, "The loss has hardly moved, but what was learned before stays.")
-    why = (
+        return Check.ok("The loss has hardly moved, but what was learned before stays.")
+    return Check.insufficient(
         "The loss has hardly moved. Without an accuracy and `update_ratio` nothing shows whether "
         "it has not begun to learn or has nothing left to learn."
     )
-    return Check(Status.INSUFFICIENT_DATA, why)
 
 
 def _finding(episode: Episode[Flat], policy: PlateauPolicy) -> Finding:

@@ -18,7 +18,7 @@ from rankscope.server.detectors.incident import AGREED_UNTIL
 from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
 from rankscope.server.detectors.wording import count, if_several, number, sentences
-from rankscope.server.window import Check, Float64, Status, Window
+from rankscope.server.window import Check, Float64, Window
 
 # What follows a gradient from step to step, the nearest to `backward` first: clipping bounds the
 # last.
@@ -270,19 +270,17 @@ class LossRescaled(Detector[RescaledState]):
     def _check(self, window: Window, state: RescaledState) -> Check:
         episode = state.watch.open(window.last_step)
         if episode is not None:
-            return Check(Status.OPEN, f"{_finding(episode).title}.")
+            return Check.open(f"{_finding(episode).title}.")
         if not state.series:
-            return Check(Status.INSUFFICIENT_DATA, "No gradient norm is known beside the loss.")
+            return Check.insufficient("No gradient norm is known beside the loss.")
         if not state.watch.judged:
             need = self.policy.before + self.policy.after
-            return Check(
-                Status.INSUFFICIENT_DATA,
-                f"{count(len(state.steps), 'observation')} of {need} needed, with a gradient norm.",
+            return Check.insufficient(
+                f"{count(len(state.steps), 'observation')} of {need} needed, with a gradient norm."
             )
-        return Check(
-            Status.OK,
+        return Check.ok(
             f"{count(state.watch.judged, 'step')} judged: loss and gradient norm never changed by "
-            "one factor.",
+            "one factor."
         )
 
 

@@ -18,7 +18,7 @@ from rankscope.server.detectors.policy import Bytes, Observations, Policy, Share
 from rankscope.server.detectors.restarts import passed
 from rankscope.server.detectors.statistics import Spacing, rank_rows
 from rankscope.server.detectors.wording import agree, count, if_several, ranks, sentences, size
-from rankscope.server.window import Check, Float64, Int64, Status, Window
+from rankscope.server.window import Check, Float64, Int64, Window
 
 _RESIDENT, _DEVICE = "process_resident_memory_bytes", "cuda_memory_allocated_bytes"
 # Of resident memory, pages of files: the system takes them back where it needs room.
@@ -293,17 +293,16 @@ class MemoryGrowing(Detector[GrowingState]):
         for name, track in state.tracks.items():
             episode = track.watch.open(window.last_step)
             if episode is not None:
-                return Check(Status.OPEN, f"{_finding(name, episode).title}.")
+                return Check.open(f"{_finding(name, episode).title}.")
         track = state.tracks[_RESIDENT]
         if track.points < self.policy.points:
             least = (self.policy.points + self.policy.skipped) * Minima().size
             why = f"{count(track.observed, 'observation')} of {least} of the memory in use."
-            return Check(Status.INSUFFICIENT_DATA, why)
+            return Check.insufficient(why)
         device = " and of its device" if state.tracks[_DEVICE].points >= self.policy.points else ""
-        return Check(
-            Status.OK,
+        return Check.ok(
             f"The memory of each process{device} was followed over "
-            f"{count(track.observed, 'observation')}.",
+            f"{count(track.observed, 'observation')}."
         )
 
 

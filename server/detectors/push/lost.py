@@ -12,7 +12,7 @@ from rankscope.server.detectors.policy import Observations, Policy, Steps
 from rankscope.server.detectors.push.applied import SERIES, pushes
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import agree, count
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +214,8 @@ def _check(window: Window, state: LostState) -> Check:
     for account in state.accounts.values():
         episode = account.watch.open(window.last_step)
         if episode is not None:
-            return Check(Status.OPEN, f"{_finding(episode).title}.")
+            return Check.open(f"{_finding(episode).title}.")
     reported = sum(account.applied > 0 for account in state.accounts.values())
     if not reported or not state.judged:
-        return Check(Status.NOT_APPLICABLE, "No parameter server has reported a push.")
-    return Check(Status.OK, f"What {count(reported, 'worker')} pushed was applied, once each.")
+        return Check.not_applicable("No parameter server has reported a push.")
+    return Check.ok(f"What {count(reported, 'worker')} pushed was applied, once each.")

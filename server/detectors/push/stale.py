@@ -14,7 +14,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Steps, Times
 from rankscope.server.detectors.push.applied import SERIES, Push, pushes
 from rankscope.server.detectors.wording import count, number, sentences
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +222,10 @@ def _check(window: Window, state: StaleState) -> Check:
     for pace in state.paces.values():
         episode = pace.watch.open(window.last_step)
         if episode is not None:
-            return Check(Status.OPEN, f"{_finding(episode).title}.")
+            return Check.open(f"{_finding(episode).title}.")
     if not state.judged:
-        return Check(Status.NOT_APPLICABLE, "No parameter server has reported a push.")
-    return Check(
-        Status.OK,
+        return Check.not_applicable("No parameter server has reported a push.")
+    return Check.ok(
         f"{count(state.judged, 'gradient')} of {count(len(state.paces), 'worker')} came, the "
-        f"oldest {count(state.most, 'version')} old.",
+        f"oldest {count(state.most, 'version')} old."
     )

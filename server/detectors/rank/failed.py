@@ -11,7 +11,7 @@ from rankscope.server.detectors.effects import EPISODE, Rule
 from rankscope.server.detectors.policy import Policy, Seconds, Times
 from rankscope.server.detectors.rank.endings import Ending, ending_of, first_line
 from rankscope.server.detectors.wording import agree, count, if_several, listing, ranks, sentences
-from rankscope.server.window import Check, RankLiveness, Status, Window
+from rankscope.server.window import Check, RankLiveness, Window
 
 # Letters of an error in a title and in a sentence.
 _TITLE, _SENTENCE = 80, 240
@@ -129,13 +129,13 @@ class RankFailed(Detector[FailedState]):
     ) -> tuple[Finding | None, Check]:
         if not liveness:
             why = "No rank has been heard of yet."
-            return None, Check(Status.INSUFFICIENT_DATA, why)
+            return None, Check.insufficient(why)
         failures = sorted(
             (_failure(life, state) for life in liveness if life.state == "failed"),
             key=lambda failure: (failure.at, failure.rank),
         )
         if not failures:
-            return None, Check(Status.OK, "No rank has said that it failed.")
+            return None, Check.ok("No rank has said that it failed.")
         own = [failure for failure in failures if failure.ending is Ending.OWN]
         running = [life for life in liveness if life.state == "running"]
         if not own and running:
@@ -145,9 +145,9 @@ class RankFailed(Detector[FailedState]):
                     f"{_who(failures[:1])} ended ({first_line(failures[0].error)[:_SENTENCE]}); "
                     "what ended it is not known before the others are heard of."
                 )
-                return None, Check(Status.INSUFFICIENT_DATA, why)
+                return None, Check.insufficient(why)
         finding = _finding(window, liveness, failures, own)
-        return finding, Check(Status.OPEN, f"{finding.title}.")
+        return finding, Check.open(f"{finding.title}.")
 
     def _quiet(self, life: RankLiveness, now: float) -> bool:
         return now - life.last_seen > self.policy.heartbeats * life.heartbeat_seconds

@@ -24,7 +24,7 @@ from rankscope.server.detectors.rank.outlier_findings import GradientOutlier, gr
 from rankscope.server.detectors.statistics import Spacing, change_point, others_median, rank_rows
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count
-from rankscope.server.window import Check, Float64, Int64, Status, Window
+from rankscope.server.window import Check, Float64, Int64, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -481,16 +481,13 @@ def _onset(history: RankHistory, known: Int64, column: int) -> int:
 
 def _check(window: Window, state: GradientOutlierState, policy: GradientOutlierPolicy) -> Check:
     for key, known in state.present():
-        return Check(Status.OPEN, f"{gradient_finding(known, key).title}.")
+        return Check.open(f"{gradient_finding(known, key).title}.")
     for finding in state.arithmetic.take():
-        return Check(Status.OPEN, f"{finding.title}.")
+        return Check.open(f"{finding.title}.")
     if title := state.opposed.title(window.last_step):
-        return Check(Status.OPEN, f"{title}.")
+        return Check.open(f"{title}.")
     if state.judged < policy.least:
-        return Check(
-            Status.INSUFFICIENT_DATA,
-            f"{count(state.judged, 'sample')} of {policy.least} at all ranks' local gradients.",
+        return Check.insufficient(
+            f"{count(state.judged, 'sample')} of {policy.least} at all ranks' local gradients."
         )
-    return Check(
-        Status.OK, f"Norms of the ranks' own gradients compared at {count(state.judged, 'step')}."
-    )
+    return Check.ok(f"Norms of the ranks' own gradients compared at {count(state.judged, 'step')}.")

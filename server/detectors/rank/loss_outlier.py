@@ -25,7 +25,7 @@ from rankscope.server.detectors.statistics import (
 from rankscope.server.detectors.turns import Turns
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count
-from rankscope.server.window import Check, Float64, Int64, Status, Window
+from rankscope.server.window import Check, Float64, Int64, Window
 
 _MAX_EARLIER = 64
 
@@ -447,17 +447,15 @@ class RankLossOutlier(Detector[LossOutlierState]):
 
     def _check(self, state: LossOutlierState) -> Check:
         if state.incident is not None:
-            return Check(Status.OPEN, f"{loss_finding(state.incident).title}.")
+            return Check.open(f"{loss_finding(state.incident).title}.")
         if not state.windows:
-            return Check(
-                Status.INSUFFICIENT_DATA,
+            return Check.insufficient(
                 f"{count(len(state.losses), 'step')} with finite losses of two or more ranks; "
-                f"{self.policy.size} needed.",
+                f"{self.policy.size} needed."
             )
-        return Check(
-            Status.OK,
+        return Check.ok(
             f"{count(state.windows, 'window')} of {self.policy.size} steps: no rank's loss lies "
-            "off the others'.",
+            "off the others'."
         )
 
 

@@ -12,7 +12,7 @@ from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.incident import AGREED_UNTIL
 from rankscope.server.detectors.policy import Policy, Seconds, Times
 from rankscope.server.detectors.wording import agree, count, listing, ranks
-from rankscope.server.window import Check, RankLiveness, Status, Window
+from rankscope.server.window import Check, RankLiveness, Window
 
 # Of the ranks that never came, this many are named.
 _MOST_NAMED = 1024
@@ -204,14 +204,13 @@ class RankSilent(Detector[SilentState]):
 
     def _check(self, window: Window, gone: Sequence[int]) -> Check:
         if gone:
-            return Check(Status.OPEN, f"Nothing is heard of {ranks(gone)}.")
+            return Check.open(f"Nothing is heard of {ranks(gone)}.")
         if not window.liveness:
-            return Check(Status.INSUFFICIENT_DATA, "No rank has been heard of yet.")
+            return Check.insufficient("No rank has been heard of yet.")
         missing = window.world_size - len(window.liveness)
         if missing > 0:
-            return Check(
-                Status.INSUFFICIENT_DATA,
-                f"{count(len(window.liveness), 'rank')} of {window.world_size} have been heard of.",
+            return Check.insufficient(
+                f"{count(len(window.liveness), 'rank')} of {window.world_size} have been heard of."
             )
         quiet = [
             life.rank
@@ -221,13 +220,12 @@ class RankSilent(Detector[SilentState]):
         ]
         if quiet:
             after = " after another rank failed" * any(c.state == "failed" for c in window.liveness)
-            return Check(
-                Status.INSUFFICIENT_DATA,
+            return Check.insufficient(
                 f"Nothing is heard of {ranks(quiet)}{after} at the moment, and "
-                f"{'it has' if len(quiet) == 1 else 'they have'} not reported an end.",
+                f"{'it has' if len(quiet) == 1 else 'they have'} not reported an end."
             )
         who = "The only rank" if window.world_size == 1 else "Every rank"
-        return Check(Status.OK, f"{who} is heard of, or has said itself that it ended.")
+        return Check.ok(f"{who} is heard of, or has said itself that it ended.")
 
     def _finding(
         self, host: str, liveness: Sequence[RankLiveness], window: Window, state: SilentState

@@ -20,7 +20,7 @@ from rankscope.server.detectors.rank.places import (
 )
 from rankscope.server.detectors.rank.recorder import compared
 from rankscope.server.detectors.wording import agree, ranks, sentences
-from rankscope.server.window import Check, RankLiveness, Status, Window
+from rankscope.server.window import Check, RankLiveness, Window
 
 _DURATION = "step_seconds"
 # The estimate of a median moves by this share of itself towards each new step.
@@ -158,7 +158,7 @@ class RankStalled(Detector[StalledState]):
         seconds = window.now - max(place.since for place in standing.values())
         if not found.waiting:
             why = f"No rank waits for another; each is busy: {described(standing)}."
-            return None, Check(Status.OK, why)
+            return None, Check.ok(why)
         allowed = self._allowed(found, state)
         together = not found.suspects
         if together:
@@ -172,7 +172,7 @@ class RankStalled(Detector[StalledState]):
         late = seconds >= allowed * self.policy.critical_after
         serious = bool(failed) or (found.deadlock and not together) or late
         finding = _finding(window, standing, found, failed, seconds, serious, together)
-        return finding, Check(Status.OPEN, f"{finding.title}.")
+        return finding, Check.open(f"{finding.title}.")
 
     def _allowed(self, found: Blame, state: StalledState) -> float:
         policy = self.policy
@@ -189,7 +189,7 @@ class RankStalled(Detector[StalledState]):
             return _unknown(f"Nothing is heard of {ranks(silent)}.")
         if not state.begun:
             return _unknown("No step has ended yet.")
-        return Check(Status.OK, "No rank keeps the others waiting: their steps end.")
+        return Check.ok("No rank keeps the others waiting: their steps end.")
 
     def _some_go_on(
         self, window: Window, standing: Mapping[int, Place], others: Sequence[RankLiveness]
@@ -200,7 +200,7 @@ class RankStalled(Detector[StalledState]):
                 f"Nothing is heard of {ranks(silent)}, so that nobody knows what "
                 f"{'it does' if len(silent) == 1 else 'they do'}; {described(standing)}."
             )
-        return Check(Status.OK, "No rank keeps all others waiting: some ranks' steps end.")
+        return Check.ok("No rank keeps all others waiting: some ranks' steps end.")
 
     def _silent(self, window: Window, liveness: Sequence[RankLiveness]) -> list[int]:
         """Ranks of which nothing is known because they are not heard of."""
@@ -222,7 +222,7 @@ def _learn_duration(window: Window, state: StalledState) -> None:
 
 
 def _unknown(why: str) -> Check:
-    return Check(Status.INSUFFICIENT_DATA, why)
+    return Check.insufficient(why)
 
 
 def _finding(

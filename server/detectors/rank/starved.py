@@ -24,7 +24,7 @@ from rankscope.server.detectors.rank.lateness import (
 )
 from rankscope.server.detectors.rank.rounds import NAMES, Rounds
 from rankscope.server.detectors.wording import agree, count, duration, percent, ranks
-from rankscope.server.window import Bool, Check, Status, Window
+from rankscope.server.window import Bool, Check, Window
 
 _RECEIVED = "input_received"
 _NAMES = ("step_seconds", "data_seconds", _RECEIVED, *QUEUEING)
@@ -183,15 +183,14 @@ def _jittering(late: Jittering, policy: LatenessPolicy) -> Finding:
 def _check(state: StarvedState, window: Window) -> Check:
     lateness = state.lateness
     if lateness.current is not None and not lateness.current.over(window.last_step):
-        return Check(Status.OPEN, f"{_finding(lateness.current).title}.")
+        return Check.open(f"{_finding(lateness.current).title}.")
     jitter = lateness.jitter.current
     if jitter is not None and not state.rounds.met and not jitter.over(window.last_step):
-        return Check(Status.OPEN, f"{_jittering(jitter, lateness.policy).title}.")
+        return Check.open(f"{_jittering(jitter, lateness.policy).title}.")
     if lateness.judged < lateness.policy.looks:
-        return Check(
-            Status.INSUFFICIENT_DATA,
-            f"{count(lateness.judged, 'step')} of {lateness.policy.looks} with two ranks' times.",
+        return Check.insufficient(
+            f"{count(lateness.judged, 'step')} of {lateness.policy.looks} with two ranks' times."
         )
-    return Check(
-        Status.OK, f"How long ranks wait for data was compared at {count(lateness.judged, 'step')}."
+    return Check.ok(
+        f"How long ranks wait for data was compared at {count(lateness.judged, 'step')}."
     )

@@ -39,7 +39,7 @@ from rankscope.server.detectors.rank.lateness import (
 from rankscope.server.detectors.rank.rounds import NAMES as OF_ROUNDS
 from rankscope.server.detectors.rank.rounds import Rounds
 from rankscope.server.detectors.wording import agree, count, duration, number, percent, ranks
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 _GRACE = 20
 _WHY_LATE = (
@@ -331,24 +331,19 @@ def _check(
     finding: Callable[..., Finding],
 ) -> Check:
     if incident is not None and not incident.over(window.last_step):
-        return Check(Status.OPEN, f"{finding(incident).title}.")
+        return Check.open(f"{finding(incident).title}.")
     judged, rounds = state.lateness.judged, state.by_round.judged
     if rounds >= 8 and not judged:
-        return Check(
-            Status.OK,
-            f"How late each rank came to an average was compared at {count(rounds, 'round')}.",
+        return Check.ok(
+            f"How late each rank came to an average was compared at {count(rounds, 'round')}."
         )
     if judged >= 8:
-        return Check(
-            Status.OK,
-            f"How long each rank takes for itself was compared at {count(judged, 'step')}.",
+        return Check.ok(
+            f"How long each rank takes for itself was compared at {count(judged, 'step')}."
         )
     if judged or state.steps < _GRACE:
-        return Check(
-            Status.INSUFFICIENT_DATA, f"{count(judged, 'step')} of 8 with the times of all ranks."
-        )
-    return Check(
-        Status.MISSING_INPUT,
+        return Check.insufficient(f"{count(judged, 'step')} of 8 with the times of all ranks.")
+    return Check.missing(
         "No two replicas report how long they wait for the others (`wait_seconds`): it is known on "
-        "CPUs and CUDA, between the last gradient and the optimizer's step.",
+        "CPUs and CUDA, between the last gradient and the optimizer's step."
     )

@@ -239,23 +239,20 @@ def _check(
 ) -> Check:
     if state.current is not None and window.last_step <= state.last_step + policy.near:
         kind, step = state.current
-        return Check(Status.OPEN, f"The learning rate is too high: {kind} since step {step}.")
+        return Check.open(f"The learning rate is too high: {kind} since step {step}.")
     if state.total < policy.evidence:
         why = f"{count(state.total, 'loss value')} of {policy.evidence} needed."
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return Check.insufficient(why)
     for kind, check in asked.items():
         if check.status is Status.INSUFFICIENT_DATA:
             return Check(check.status, f"{kind}, which it follows from, is not judged: {check.why}")
     others = sum(high is None for high in state.judged.values())
     if others:
-        why = (
+        return Check.ok(
             f"{count(others, 'disturbance')} of loss or gradient, none of which a risen rate or "
             "large updates explain."
         )
-        return Check(Status.OK, why)
-    return Check(
-        Status.OK, "The loss does not diverge or swing, and the gradient does not explode."
-    )
+    return Check.ok("The loss does not diverge or swing, and the gradient does not explode.")
 
 
 def _finding(sign: Finding, high: High, policy: HighPolicy) -> Finding:

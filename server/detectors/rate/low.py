@@ -15,7 +15,7 @@ from rankscope.server.detectors.policy import Count, Observations, Policy, Share
 from rankscope.server.detectors.statistics import Progress
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, if_several, number, percent
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # Losses from one sample to the next.
 _STRIDE = 10
@@ -281,21 +281,19 @@ class RateTooLow(Detector[LowState]):
 def _check(window: Window, state: LowState, policy: LowPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, state, policy, window).title}.")
+        return Check.open(f"{_finding(episode, state, policy, window).title}.")
     if state.progress.count < policy.evidence:
         why = f"{count(state.progress.count, 'finite loss value')} of {policy.evidence} needed."
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return Check.insufficient(why)
     rate, peak = number(state.rate), number(state.peak)
     if len(state.updates) < policy.updates:
-        why = (
+        return Check.insufficient(
             f"The learning rate, {rate} after {peak}, has not collapsed; too few `update_ratio` "
             f"({len(state.updates)} of {policy.updates}) say whether it was too low from the start."
         )
-        return Check(Status.INSUFFICIENT_DATA, why)
-    return Check(
-        Status.OK,
+    return Check.ok(
         f"The learning rate is {rate} after {peak}; a step changes the parameters by "
-        f"{number(median(state.updates))} of their size.",
+        f"{number(median(state.updates))} of their size."
     )
 
 

@@ -17,7 +17,7 @@ from rankscope.server.detectors.policy import Count, Observations, Policy, Share
 from rankscope.server.detectors.statistics import Progress, exceeds, mean_over_ranks
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, number, sentences
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # Observations from one sample to the next.
 _STRIDE = 10
@@ -433,24 +433,23 @@ def _finding(episode: Episode[Mismatch], policy: MismatchPolicy, *, signed: bool
 def _check(window: Window, state: MismatchState, policy: MismatchPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, policy, signed=state.signed).title}.")
+        return Check.open(f"{_finding(episode, policy, signed=state.signed).title}.")
     if not math.isfinite(state.size):
         if state.seen < 5 * policy.in_a_row:
             why = f"{count(state.seen, 'batch size')} so far, of {policy.in_a_row} alike needed."
         else:
             seen = count(state.seen, "batch")
             why = f"Of {seen}, no {policy.in_a_row} consecutive ones are of one size."
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return Check.insufficient(why)
     changed = f"The batch went to {number(state.size)} samples at step {state.changed}"
     if state.unjudged:
-        return Check(Status.INSUFFICIENT_DATA, f"{changed}; {state.unjudged}.")
+        return Check.insufficient(f"{changed}; {state.unjudged}.")
     if state.change is None:
         known = state.last_change or f"The batch has {number(state.size)} samples all along."
-        return Check(Status.OK, known)
+        return Check.ok(known)
     if state.settled_at < 0:
-        why = (
+        return Check.insufficient(
             f"{changed}; {count(state.made, 'learning rate')} since, of {policy.settle} needed "
             "that rise no more."
         )
-        return Check(Status.INSUFFICIENT_DATA, why)
-    return Check(Status.OK, f"{changed}, and the learning rate with it.")
+    return Check.ok(f"{changed}, and the learning rate with it.")

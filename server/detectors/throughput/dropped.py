@@ -23,7 +23,7 @@ from rankscope.server.detectors.throughput.recurring import (
     title,
 )
 from rankscope.server.detectors.wording import count, duration, number, sentences
-from rankscope.server.window import Check, Float64, Status, Window
+from rankscope.server.window import Check, Float64, Window
 
 _PARTS = ("data_seconds", "compute_seconds", "wait_seconds")
 _SIZES = ("samples", "sample_elements", "tokens")
@@ -243,15 +243,12 @@ class ThroughputDropped(Detector[DroppedState]):
     def _check(self, window: Window, state: DroppedState) -> Check:
         episode = state.watch.open(window.last_step)
         if episode is not None:
-            return Check(Status.OPEN, f"{_finding(episode).title}.")
+            return Check.open(f"{_finding(episode).title}.")
         long_steps = state.recurring.watch.open(window.last_step)
         if long_steps is not None:
-            return Check(Status.OPEN, f"{title(long_steps.facts)}.")
+            return Check.open(f"{title(long_steps.facts)}.")
         if state.judged:
-            return Check(
-                Status.OK,
-                f"{count(state.seen, 'step')} took no longer than those before them.",
-            )
+            return Check.ok(f"{count(state.seen, 'step')} took no longer than those before them.")
         least = self.policy.before + self.policy.size + self.policy.skipped
         if state.seen < least:
             why = f"{count(state.seen, 'step')} of {least} with their length."
@@ -261,7 +258,7 @@ class ThroughputDropped(Detector[DroppedState]):
                 "can be judged: in the others ranks waited for a processor for most of the time, "
                 "or another number of tensors was trained. The machine has too much to do."
             )
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return Check.insufficient(why)
 
 
 def _numbers(window: Window) -> Float64:

@@ -16,7 +16,7 @@ from rankscope.server.detectors.update import held
 from rankscope.server.detectors.update.held import HeldPolicy, HeldState
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # Norms that are remembered: when there are more, every second one is dropped.
 _REMEMBERED = 512
@@ -205,16 +205,14 @@ def _onset(state: DriftState, grows: bool, policy: DriftPolicy) -> int:
 def _check(window: Window, state: DriftState, policy: DriftPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
+        return Check.open(f"{_finding(episode, policy).title}.")
     if (down := state.held.watch.open(window.last_step)) is not None:
-        return Check(Status.OPEN, f"{held.finding(down).title}.")
+        return Check.open(f"{held.finding(down).title}.")
     if state.count < policy.evidence:
         why = f"{count(state.count, 'norm')} of the parameters of {policy.evidence} needed."
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return Check.insufficient(why)
     now = number(median(state.newest))
-    return Check(
-        Status.OK, f"The norm of the parameters began at {number(state.first)} and is {now}."
-    )
+    return Check.ok(f"The norm of the parameters began at {number(state.first)} and is {now}.")
 
 
 def _finding(episode: Episode[Drift], policy: DriftPolicy) -> Finding:

@@ -9,7 +9,7 @@ from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.effects import Rule
 from rankscope.server.detectors.incident import AGREED_UNTIL
 from rankscope.server.detectors.wording import agree, count, listing, ranks
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 _EVENT = "parameters.written"
 # What is written at one interval is written again after as many steps as it took until the first
@@ -154,15 +154,13 @@ class UpdateFrozen(Detector[FrozenState]):
     def _check(self, window: Window, state: FrozenState, findings: list[Finding]) -> Check:
         current = [f for f in findings if f.last_step >= state.last_step]
         if current:
-            return Check(Status.OPEN, f"{current[-1].title}.")
+            return Check.open(f"{current[-1].title}.")
         held = window.config.get("frozen_tensors")
         if not held:
             if state.steps < _GRACE:
-                return Check(Status.INSUFFICIENT_DATA, "Nothing is known of the parameters yet.")
-            return Check(Status.NOT_APPLICABLE, "The model has no parameter that is frozen.")
-        return Check(
-            Status.OK, f"No rank has seen one of {count(int(held), 'frozen tensor')} change once."
-        )
+                return Check.insufficient("Nothing is known of the parameters yet.")
+            return Check.not_applicable("The model has no parameter that is frozen.")
+        return Check.ok(f"No rank has seen one of {count(int(held), 'frozen tensor')} change once.")
 
 
 def _finding(state: FrozenState, names: list[str], last_step: int) -> Finding:

@@ -26,7 +26,7 @@ from rankscope.server.detectors.update.still import (
 )
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 _GRACE = 20
 # Gradient norms that say how large they were at first.
@@ -258,9 +258,9 @@ class UpdateMissing(Detector[MissingState]):
             findings.append(outside_finding(known, state.begun, max(window.last_step, state.begun)))
         check = _check(window, state)
         if unstepped is not None:
-            check = Check(Status.OPEN, f"{unstepped.title}.")
+            check = Check.open(f"{unstepped.title}.")
         if cut is not None:
-            check = Check(Status.OPEN, f"{cut.title}.")
+            check = Check.open(f"{cut.title}.")
         return Outcome({"update.missing": check}, tuple(findings))
 
     def _unstepped(self, window: Window, state: MissingState) -> Finding | None:
@@ -450,26 +450,22 @@ def _check(window: Window, state: MissingState) -> Check:
     episode = state.watch.open(window.last_step)
     for still in (state.elsewhere, state.uncovered):
         if still is not None:
-            return Check(Status.OPEN, f"{outside_finding(still, state.begun, 0).title}.")
+            return Check.open(f"{outside_finding(still, state.begun, 0).title}.")
     if episode is not None:
-        return Check(Status.OPEN, f"{finding_of(episode, window).title}.")
+        return Check.open(f"{finding_of(episode, window).title}.")
     stopped = state.frozen.open(window.last_step)
     if stopped is not None:
-        return Check(Status.OPEN, f"{frozen_finding(stopped, window).title}.")
+        return Check.open(f"{frozen_finding(stopped, window).title}.")
     if not state.judged:
         if state.steps < _GRACE:
-            return Check(Status.INSUFFICIENT_DATA, "No update has been examined yet.")
+            return Check.insufficient("No update has been examined yet.")
         if state.without:
-            why = (
+            return Check.insufficient(
                 f"The gradient was exactly zero at all {count(state.without, 'checked step')}: "
                 "nothing was to be moved."
             )
-            return Check(Status.INSUFFICIENT_DATA, why)
-        return Check(
-            Status.MISSING_INPUT,
+        return Check.missing(
             "No rank posts its parameters of two consecutive steps together with its gradient's "
-            "norm and learning rate.",
+            "norm and learning rate."
         )
-    return Check(
-        Status.OK, f"Every update moved the parameters, at {count(state.judged, 'checked step')}."
-    )
+    return Check.ok(f"Every update moved the parameters, at {count(state.judged, 'checked step')}.")

@@ -25,7 +25,7 @@ from rankscope.server.detectors.wording import (
     percent,
     sentences,
 )
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # Samples that a median is of.
 _SAMPLES = 32
@@ -360,19 +360,18 @@ def _single(episode: Episode[Large]) -> Finding:
 def _check(window: Window, state: RatioState, policy: RatioPolicy) -> Check:
     episode = state.whole.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, policy, window).title}.")
+        return Check.open(f"{_finding(episode, policy, window).title}.")
     if title := state.overwritten.title(window.last_step):
-        return Check(Status.OPEN, f"{title}.")
+        return Check.open(f"{title}.")
     single = state.single.open(window.last_step)
     if single is not None:
-        return Check(Status.OPEN, f"{_single(single).title}.")
+        return Check.open(f"{_single(single).title}.")
     if (apart := state.groups.watch.open(window.last_step)) is not None:
-        return Check(Status.OPEN, f"{groups.title_of(apart)}.")
+        return Check.open(f"{groups.title_of(apart)}.")
     if len(state.updates) < policy.evidence:
         why = f"{count(len(state.updates), 'sampled update')} of {policy.evidence} needed."
-        return Check(Status.INSUFFICIENT_DATA, why)
-    return Check(
-        Status.OK,
+        return Check.insufficient(why)
+    return Check.ok(
         f"A step changes the parameters by {number(_typical(state))} of their size, the "
-        f"median of {count(len(state.updates), 'sampled step')}.",
+        f"median of {count(len(state.updates), 'sampled step')}."
     )

@@ -9,7 +9,7 @@ from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.desync.resets import Reset, Resets
 from rankscope.server.detectors.effects import Rule
 from rankscope.server.detectors.wording import if_several, ranks
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # Ranks sample their states at intervals of their own: what they report within this many steps is
 # one event. 16 steps are sampled after each report.
@@ -89,13 +89,13 @@ class UpdateReset(Detector[ResetState]):
             if whole or (late and paired.isdisjoint(who)):
                 findings.append(_finding(group, whole=whole))
         current = [f for f in findings if f.last_step + _CLEAR >= state.last_step]
-        check = Check(Status.OK, "No rank has seen its optimizer's state change between two steps.")
+        check = Check.ok("No rank has seen its optimizer's state change between two steps.")
         if current:
-            check = Check(Status.OPEN, f"{current[-1].title}.")
+            check = Check.open(f"{current[-1].title}.")
         elif state.steps < _GRACE:
-            check = Check(Status.INSUFFICIENT_DATA, "Too few steps to know the optimizer's state.")
+            check = Check.insufficient("Too few steps to know the optimizer's state.")
         elif findings:
-            check = Check(Status.OK, f"The last such change was at step {findings[-1].first_step}.")
+            check = Check.ok(f"The last such change was at step {findings[-1].first_step}.")
         return Outcome({"update.reset": check}, tuple(findings))
 
 

@@ -13,7 +13,7 @@ from rankscope.server.detectors.effects import Rule
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy
 from rankscope.server.detectors.wording import count, if_several, ranks, sentences
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 _AFTER, _BETWEEN = "parameters", "outside_optimizer"
 # Steps of a rank that are remembered: of what is set back, the copy is mostly a recent one.
@@ -153,14 +153,13 @@ class UpdateReverted(Detector[RevertedState]):
     def _check(self, window: Window, state: RevertedState) -> Check:
         episode = state.watch.open(window.last_step)
         if episode is not None:
-            return Check(Status.OPEN, f"{_finding(episode, window, self.policy).title}.")
+            return Check.open(f"{_finding(episode, window, self.policy).title}.")
         if not state.judged:
             why = "No rank posts what is written to its parameters between two steps."
-            return Check(Status.MISSING_INPUT, why)
-        return Check(
-            Status.OK,
+            return Check.missing(why)
+        return Check.ok(
             f"Nothing set the parameters back to an earlier step, before "
-            f"{count(state.judged, 'checked step')}.",
+            f"{count(state.judged, 'checked step')}."
         )
 
 

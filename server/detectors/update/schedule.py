@@ -15,7 +15,7 @@ from rankscope.server.detectors.policy import Count, Policy, Share, Steps, Times
 from rankscope.server.detectors.recurrence import detrended, folded
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, if_several, number
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 _GRACE = 20
 _WRAPPED = "scheduler.wrapped"
@@ -385,21 +385,20 @@ def _finding(episode: Episode[Ended], window: Window) -> Finding:
 def _check(window: Window, state: ScheduleState) -> Check:
     fast = state.fast.open(window.last_step)
     if fast is not None:
-        return Check(Status.OPEN, f"{_too_fast(fast, window).title}.")
+        return Check.open(f"{_too_fast(fast, window).title}.")
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, window).title}.")
+        return Check.open(f"{_finding(episode, window).title}.")
     alternates = state.alternates.open(window.last_step)
     if alternates is not None:
-        return Check(Status.OPEN, f"{_alternates(alternates).title}.")
+        return Check.open(f"{_alternates(alternates).title}.")
     if state.judged < _GRACE:
-        return Check(Status.INSUFFICIENT_DATA, f"{count(state.judged, 'learning rate')} so far.")
-    return Check(
-        Status.OK,
+        return Check.insufficient(f"{count(state.judged, 'learning rate')} so far.")
+    return Check.ok(
         f"The learning rate has not come to its end in {count(state.judged, 'step')}"
         + (
             ", and its schedule does not advance too often."
             if state.counts
             else "; how often a scheduler advances cannot be seen."
-        ),
+        )
     )
