@@ -105,7 +105,6 @@ class ModeState:
     reported: dict[int, list[Modes]] = field(default_factory=dict)
     first: dict[int, Modes] = field(default_factory=dict)
     samples: int = 0
-    steps: int = 0
     compared: int = 0
     bad: int = 0
     bad_since: int = 0
@@ -142,18 +141,12 @@ class EvaluationMode(Detector[ModeState]):
 
     kinds: ClassVar[tuple[str, ...]] = (_KIND,)
     lasting: ClassVar[str] = "a mode stays as it is until something sets it"
-    policies: ClassVar[type[Policy]] = ModePolicy
     wants: ClassVar[tuple[str, ...]] = (_SERIES,)
 
     policy: ModePolicy
 
-    def start(self) -> ModeState:
-        """Nothing known yet."""
-        return ModeState()
-
     def advance(self, window: Window, state: ModeState) -> Outcome:
         """Follows what ranks said at the steps at which their modules were sampled."""
-        state.steps += len(window.steps)
         for event in sorted(window.events, key=lambda e: e.step):
             if event.kind == _EVENT:
                 modes = Modes.read(event.step, event.data)
@@ -163,7 +156,7 @@ class EvaluationMode(Detector[ModeState]):
             there = [int(r) for r in window.ranks[~np.isnan(row)]]
             self._judge(window, state, int(step), there)
         findings = tuple(_finding(e, window) for e in state.watch.take(window.last_step))
-        return Outcome({_KIND: _check(window, state)}, findings)
+        return Outcome({_KIND: _check(state)}, findings)
 
     def _judge(self, window: Window, state: ModeState, step: int, there: list[int]) -> None:
         state.samples += 1
@@ -370,10 +363,7 @@ def _of_ranks(
     return title, cause
 
 
-def _check(window: Window, state: ModeState) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check.open(f"{_finding(episode, window).title}.")
+def _check(state: ModeState) -> Check:
     if not state.samples:
         if state.reported:
             return Check.not_applicable("No module behaves differently in evaluation mode.")

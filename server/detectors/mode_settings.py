@@ -66,10 +66,6 @@ class ModeSettings(Detector[SettingsState]):
         ),
     )
 
-    def start(self) -> SettingsState:
-        """Nothing known yet."""
-        return SettingsState()
-
     def advance(self, window: Window, state: SettingsState) -> Outcome:
         """Takes what ranks report of their modules."""
         for event in sorted(window.events, key=lambda e: (e.step, e.rank)):
@@ -77,7 +73,7 @@ class ModeSettings(Detector[SettingsState]):
                 _take(event, state)
         last_step = window.last_step
         findings = (_finding(state, last_step),) if state.first_step >= 0 else ()
-        return Outcome({_KIND: _check(state, last_step)}, findings)
+        return Outcome({_KIND: _check(state)}, findings)
 
 
 def _take(event: Occurrence, state: SettingsState) -> None:
@@ -97,11 +93,9 @@ def _pairs(reported: Any) -> list[tuple[str, float]]:
     return [(name, float(rate)) for name, rate in pairs if isinstance(rate, int | float)]
 
 
-def _check(state: SettingsState, last_step: int) -> Check:
+def _check(state: SettingsState) -> Check:
     if not state.reported:
         return Check.missing("No rank reports the mode of its modules.")
-    if state.first_step >= 0:
-        return Check.open(f"{_finding(state, last_step).title}.")
     return Check.ok("No dropout has a rate of 0.9 or more, and no batch norm stands still.")
 
 

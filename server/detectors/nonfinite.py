@@ -19,7 +19,6 @@ LOSS_LIKE = ("eval/*", "*loss*", "*Loss*")
 _NOT_MEANT = ("loss", "*scale*")
 BUFFERS = "buffers_nonfinite"
 _EVENT = "buffers.nonfinite"
-_GRACE = 20
 _MAX_NAMES = 20
 
 
@@ -51,7 +50,6 @@ class ValuesState:
         reported: rank -> names of buffers.
     """
 
-    steps: int = 0
     judged: int = 0
     bad: set[str | int] = field(default_factory=set)
     reported: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -77,10 +75,6 @@ class EvaluationNonFinite(Detector[ValuesState]):
     kinds: ClassVar[tuple[str, ...]] = ("eval.nonfinite",)
     lasting: ClassVar[str] = "each evaluation is reported as a whole"
     wants: ClassVar[tuple[str, ...]] = LOSS_LIKE
-
-    def start(self) -> ValuesState:
-        """Nothing seen yet."""
-        return ValuesState()
 
     def advance(self, window: Window, state: ValuesState) -> Outcome:
         """Looks at every value of every such series, step by step."""
@@ -113,12 +107,9 @@ class EvaluationNonFinite(Detector[ValuesState]):
             elif seen and not state.bad:
                 state.watch.good(step)
         findings = tuple(_evaluation(e, window) for e in state.watch.take(window.last_step))
-        return Outcome({"eval.nonfinite": self._check(window, state)}, findings)
+        return Outcome({"eval.nonfinite": self._check(state)}, findings)
 
-    def _check(self, window: Window, state: ValuesState) -> Check:
-        episode = state.watch.open(window.last_step)
-        if episode is not None:
-            return Check.open(f"{_evaluation(episode, window).title}.")
+    def _check(self, state: ValuesState) -> Check:
         if not state.judged:
             return Check.missing("No evaluation's loss and no further loss has been posted.")
         judged = count(state.judged, "value")
@@ -149,17 +140,12 @@ class BuffersNonFinite(Detector[ValuesState]):
     lasting: ClassVar[str] = "what is not finite stays in a buffer"
     wants: ClassVar[tuple[str, ...]] = (BUFFERS,)
 
-    def start(self) -> ValuesState:
-        """Nothing seen yet."""
-        return ValuesState()
-
     def advance(self, window: Window, state: ValuesState) -> Outcome:
         """Takes the counts, and the names that ranks reported."""
         for event in window.events:
             if event.kind == _EVENT:
                 names = tuple(str(n) for n in event.data.get("tensors", ()))
                 state.reported[event.rank] = names[:_MAX_NAMES]
-        state.steps += len(window.steps)
         steps, rows = rank_rows(window, BUFFERS)
         for step, row in zip(steps.tolist(), rows, strict=True):
             posted = ~np.isnan(row)
@@ -176,16 +162,14 @@ class BuffersNonFinite(Detector[ValuesState]):
             elif not state.bad:
                 state.watch.good(step)
         findings = tuple(_buffers(e, state) for e in state.watch.take(window.last_step))
-        return Outcome({"buffers.nonfinite": self._check(window, state)}, findings)
+        return Outcome({"buffers.nonfinite": self._check(state)}, findings)
 
-    def _check(self, window: Window, state: ValuesState) -> Check:
-        episode = state.watch.open(window.last_step)
-        if episode is not None:
-            return Check.open(f"{_buffers(episode, state).title}.")
+    def _check(self, state: ValuesState) -> Check:
         if not state.judged:
-            if state.steps < _GRACE:
-                return Check.insufficient("No buffers have been sampled yet.")
-            return Check.missing("No rank posts buffers; the model may have none.")
+            return Check.missing(
+                "No rank posts buffers; the model may have none.",
+                early="No buffers have been sampled yet.",
+            )
         return Check.ok(f"All buffers were finite at the last of {count(state.judged, 'sample')}.")
 
 

@@ -25,12 +25,9 @@ from rankscope.server.detectors.reach import Recorded
 from rankscope.server.detectors.settings import Effective
 from rankscope.server.detectors.tasks import SERIES as OF_TASKS
 from rankscope.server.detectors.tasks import Tasks
+from rankscope.server.detectors.waiting import GRACE, in_time
 from rankscope.server.detectors.wording import agree, count, listing
 from rankscope.server.window import Check, Status, Window, is_wanted
-
-# A series that no rank has posted by then is not going to come: loggers of losses and norms begin
-# with the first steps.
-GRACE = 20
 
 _logger = logging.getLogger(__name__)
 
@@ -85,6 +82,7 @@ class Evaluation:
         )
         self._seen: set[str] = set()
         self._observed = 0
+        self._last_step = -1
         # The profile that series reported, and from which step on.
         self._recognised: str | None = None
         self._recognised_at = -1
@@ -113,6 +111,7 @@ class Evaluation:
         """
         self._seen |= {name for name, series in window.series.items() if series.present.any()}
         self._observed += len(window.steps)
+        self._last_step = max(self._last_step, window.last_step)
         self._recorded.take(window)
         of_first = self._tasks.of_first(window)
         if self._recognised is None and (named := profiles.recognised(self._seen)):
@@ -226,8 +225,10 @@ class Evaluation:
             running.checks = _for_all(detector, self._without(missing))
         else:
             running.checks = {
-                kind: self._recorded.qualified(kind, check, running.reaches)
-                for kind, check in outcome.checks.items()
+                kind: self._recorded.qualified(
+                    kind, in_time(check, self._observed), running.reaches
+                )
+                for kind, check in detector.checks(outcome, self._last_step).items()
             }
         return outcome.findings
 

@@ -28,15 +28,18 @@ class Check:
 
     Attributes:
         why: one sentence for a person: what was judged, or what is missing.
+        early: of a detector's answer, what holds instead, as INSUFFICIENT_DATA, as long as a run
+            has been observed too shortly for it; empty where it holds at once.
     """
 
     status: Status
     why: str
+    early: str = ""
 
     @classmethod
-    def ok(cls, why: str) -> Check:
+    def ok(cls, why: str, *, early: str = "") -> Check:
         """What was judged, and in order."""
-        return cls(Status.OK, why)
+        return cls(Status.OK, why, early)
 
     @classmethod
     def open(cls, why: str) -> Check:
@@ -49,14 +52,14 @@ class Check:
         return cls(Status.INSUFFICIENT_DATA, why)
 
     @classmethod
-    def missing(cls, why: str) -> Check:
+    def missing(cls, why: str, *, early: str = "") -> Check:
         """What nobody posts."""
-        return cls(Status.MISSING_INPUT, why)
+        return cls(Status.MISSING_INPUT, why, early)
 
     @classmethod
-    def not_applicable(cls, why: str) -> Check:
+    def not_applicable(cls, why: str, *, early: str = "") -> Check:
         """Why there is nothing to be judged in such a run."""
-        return cls(Status.NOT_APPLICABLE, why)
+        return cls(Status.NOT_APPLICABLE, why, early)
 
     @classmethod
     def suspended(cls, why: str) -> Check:

@@ -83,16 +83,11 @@ class AccuracyMismatch(Detector[MismatchState]):
     of_one_task: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
 
-    policies: ClassVar[type[Policy]] = MismatchPolicy
     policy: MismatchPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
         """The accuracy has to move, or nothing shows that it can."""
         return (Reach(("accuracy",), moves="at all"), Reach(("loss",), moves="at all"))
-
-    def start(self) -> MismatchState:
-        """Nothing seen yet."""
-        return MismatchState()
 
     def advance(self, window: Window, state: MismatchState) -> Outcome:
         """Takes loss and accuracy where both are known."""
@@ -100,7 +95,7 @@ class AccuracyMismatch(Detector[MismatchState]):
             if state.course.push(step, row):
                 self._judge(step, state)
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
-        return Outcome({"accuracy.mismatch": _check(window, state)}, findings)
+        return Outcome({"accuracy.mismatch": _check(state)}, findings)
 
     def _judge(self, step: int, state: MismatchState) -> None:
         policy, course = self.policy, state.course
@@ -116,10 +111,7 @@ class AccuracyMismatch(Detector[MismatchState]):
         state.watch.bad(step, facts, first_step=course.first_step).facts = facts
 
 
-def _check(window: Window, state: MismatchState) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check.open(f"{_finding(episode).title}.")
+def _check(state: MismatchState) -> Check:
     have, need = len(state.course.recent), state.course.needed
     if have < need:
         return Check.insufficient(f"{have} of {need} steps with a loss and an accuracy.")

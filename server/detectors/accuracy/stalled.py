@@ -13,8 +13,9 @@ from rankscope.server.detectors.accuracy.course import Course
 from rankscope.server.detectors.accuracy.falling import FallingPolicy, Scores
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.policy import Blocks, Observations, Policy, Share, Sigmas, Steps
+from rankscope.server.detectors.policy import Blocks, Observations, Share, Sigmas, Steps
 from rankscope.server.detectors.recurrence import Folds, detrended, folded
+from rankscope.server.detectors.waiting import GRACE
 from rankscope.server.detectors.walking import median, noise_of_mean, together
 from rankscope.server.detectors.wording import listing, number, percent
 from rankscope.server.window import Check, Window
@@ -22,8 +23,6 @@ from rankscope.server.window import Check, Window
 _PAIR = ("loss", "accuracy")
 # First observations before an accuracy may have risen: easy answers are learned in a few steps.
 _FEW = (3, 10)
-# Observations after which what nobody has posted will not come.
-_GRACE = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +159,6 @@ class AccuracyStalled(Detector[StalledState]):
         "*",
     )
 
-    policies: ClassVar[type[Policy]] = StalledPolicy
     policy: StalledPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
@@ -190,7 +188,7 @@ class AccuracyStalled(Detector[StalledState]):
                 self._judge(step, state)
         findings = [_finding(e, self.policy) for e in state.watch.take(window.last_step)]
         findings += state.scores.findings(window.last_step)
-        return Outcome({"accuracy.stalled": _check(window, state, self.policy)}, tuple(findings))
+        return Outcome({"accuracy.stalled": _check(state)}, tuple(findings))
 
     def _fold(self, step: int, accuracy: float, state: StalledState) -> None:
         """Whether some places of a period are answered far better than others."""
@@ -237,15 +235,9 @@ class AccuracyStalled(Detector[StalledState]):
         )
 
 
-def _check(window: Window, state: StalledState, policy: StalledPolicy) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check.open(f"{_finding(episode, policy).title}.")
-    fallen = state.scores.open(window.last_step)
-    if fallen is not None:
-        return Check.open(f"{fallen.title}.")
+def _check(state: StalledState) -> Check:
     missing = [name for name in _PAIR if name not in state.seen]
-    if missing and state.observed >= _GRACE:
+    if missing and state.observed >= GRACE:
         return Check.missing(f"No rank posts {listing(missing)}.")
     have, need = len(state.course.recent), state.course.needed
     if have < need:

@@ -17,7 +17,6 @@ from rankscope.server.detectors.statistics import Progress, mean_over_ranks, ran
 from rankscope.server.detectors.wording import count, number, percent, sentences
 from rankscope.server.window import Check, Window
 
-_GRACE = 20
 # Steps from one sample to the next.
 _STRIDE = 10
 # A squared norm of the mean of R gradients lies between 1/R and 1 times the mean of their own.
@@ -84,7 +83,6 @@ class NoiseState:
 
     recent: deque[float]
     accuracies: deque[float]
-    steps: int = 0
     seen: int = 0
     unequal: int = 0
     signal: float = 0.0
@@ -137,7 +135,6 @@ class BatchNoise(Detector[NoiseState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("batch.noise",)
-    policies: ClassVar[type[Policy]] = NoisePolicy
     needs: ClassVar[tuple[str, ...]] = ("grad_norm", "grad_norm_local")
     wants: ClassVar[tuple[str, ...]] = (
         "grad_norm_preclip",
@@ -162,7 +159,6 @@ class BatchNoise(Detector[NoiseState]):
 
     def advance(self, window: Window, state: NoiseState) -> Outcome:
         """Takes the norms of every step at which all ranks have reported theirs."""
-        state.steps += len(window.steps)
         losses = dict(_means(window, "loss"))
         accuracies = dict(_means(window, "accuracy"))
         one = _of_one_gradient(window)
@@ -182,7 +178,7 @@ class BatchNoise(Detector[NoiseState]):
             if step in norms:
                 self._take(step, *norms[step], state)
         findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
-        return Outcome({"batch.noise": _check(window, state, self.policy)}, findings)
+        return Outcome({"batch.noise": _check(state, self.policy)}, findings)
 
     def _take(
         self, step: int, small: float, row: tuple[float, float, int], state: NoiseState
@@ -367,26 +363,22 @@ def _finding(episode: Episode[Noise], policy: NoisePolicy) -> Finding:
     )
 
 
-def _check(window: Window, state: NoiseState, policy: NoisePolicy) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check.open(f"{_finding(episode, policy).title}.")
+def _check(state: NoiseState, policy: NoisePolicy) -> Check:
     if not state.seen and state.unequal:
         return Check.not_applicable(
             f"The ranks' gradients after the reduction differ in size at all of "
             f"{count(state.unequal, 'step')}: they hold different parts of the model, or reduce "
             "nothing."
         )
-    if not state.seen and state.steps >= _GRACE:
-        return Check.missing(
+    so_far = f"{count(state.seen, 'step')} with the norms of all ranks of {policy.evidence} needed."
+    if not state.seen:
+        why = (
             "No step has the norms of all ranks' own gradients and of the reduced one: they are "
             "read at sampled steps only, and not under FSDP."
         )
+        return Check.missing(why, early=so_far)
     if state.seen < policy.evidence:
-        why = (
-            f"{count(state.seen, 'step')} with the norms of all ranks of {policy.evidence} needed."
-        )
-        return Check.insufficient(why)
+        return Check.insufficient(so_far)
     if not _sound(state):
         return Check.not_applicable(_unsound(state))
     unit = "samples" if state.counted else "times a rank's batch"

@@ -11,11 +11,10 @@ from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outco
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.of_reductions import value_of
 from rankscope.server.detectors.policy import Count, Policy, Share, Steps
+from rankscope.server.detectors.waiting import too_few
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, listing, number, percent
 from rankscope.server.window import Check, Reduction, Window
-
-_GRACE = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,6 @@ class CompressionState:
     cosines: deque[float]
     kept: deque[float]
     watch: Watch[Loss]
-    steps: int = 0
     measured: int = 0
 
 
@@ -90,7 +88,6 @@ class CompressionError(Detector[CompressionState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("compression.error",)
-    policies: ClassVar[type[Policy]] = CompressionPolicy
     wants: ClassVar[tuple[str, ...]] = ("clip_coefficient", "amp_scale")
     min_ranks: ClassVar[int] = 2
 
@@ -107,7 +104,6 @@ class CompressionError(Detector[CompressionState]):
 
     def advance(self, window: Window, state: CompressionState) -> Outcome:
         """Goes through the reductions whose both sides are known."""
-        state.steps += len(window.steps)
         hooks, feedback = _hooks(window), _feeds_back(window)
         for made in window.reductions:
             if not made.agreed or not math.isfinite(made.cosine):
@@ -133,7 +129,7 @@ class CompressionError(Detector[CompressionState]):
                 continue
             state.watch.bad(made.step, loss).facts = loss
         findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
-        return Outcome({"compression.error": _check(window, state, hooks, self.policy)}, findings)
+        return Outcome({"compression.error": _check(state, hooks, self.policy)}, findings)
 
 
 def _loses_elements(made: Reduction) -> bool:
@@ -195,21 +191,17 @@ def _finding(episode: Episode[Loss], policy: CompressionPolicy) -> Finding:
     )
 
 
-def _check(
-    window: Window, state: CompressionState, hooks: tuple[str, ...], policy: CompressionPolicy
-) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check.open(f"{_finding(episode, policy).title}.")
+def _check(state: CompressionState, hooks: tuple[str, ...], policy: CompressionPolicy) -> Check:
     if not hooks and not state.cosines:
         return Check.not_applicable("Nothing that compresses gradients is known or seen.")
-    if not state.measured and state.steps >= _GRACE:
-        return Check.missing(
+    if not state.measured:
+        why = (
             "No step has the gradients of all ranks before the reduction and after it: they are "
             "read at sampled steps only, and not under FSDP."
         )
+        return Check.missing(why, early=f"0 reductions of {policy.looks} needed.")
     if len(state.cosines) < policy.looks:
-        return Check.insufficient(f"{count(state.measured, 'reduction')} of {policy.looks} needed.")
+        return too_few(state.measured, "reduction", policy.looks)
     return Check.ok(
         f"The reduced gradient has a cosine of {number(median(state.cosines))} to the mean of the "
         f"ranks' gradients, the median of {count(len(state.cosines), 'sample')}."

@@ -17,8 +17,6 @@ from rankscope.server.window import Bool, Check, Series, Window
 
 Groups = tuple[tuple[int, ...], ...]
 
-_GRACE = 20
-
 
 @dataclass(frozen=True, slots=True)
 class DuplicatedPolicy(Policy):
@@ -60,7 +58,6 @@ class DuplicatedState:
         last: batch of each rank at its last observation.
     """
 
-    steps: int = 0
     judged: int = 0
     constant: int = 0
     ranks: int = 0
@@ -94,7 +91,6 @@ class Duplicated(Detector[DuplicatedState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("data.duplicated",)
-    policies: ClassVar[type[Policy]] = DuplicatedPolicy
     wants: ClassVar[tuple[str, ...]] = ("loss",)
     min_ranks: ClassVar[int] = 2
 
@@ -104,13 +100,8 @@ class Duplicated(Detector[DuplicatedState]):
         """As many consecutive batches as it takes where not all ranks share them."""
         return (Reach(BATCHES, self.policy.some, LASTS_SAMPLED),)
 
-    def start(self) -> DuplicatedState:
-        """No batch yet."""
-        return DuplicatedState()
-
     def advance(self, window: Window, state: DuplicatedState) -> Outcome:
         """Goes through the batches step by step."""
-        state.steps += len(window.steps)
         series = batch_digests(window)
         classes = [c for c in window.data_parallel if len(c) > 1]
         if series is not None and classes and len(window.steps):
@@ -133,7 +124,7 @@ class Duplicated(Detector[DuplicatedState]):
             if before >= 0:
                 state.last = _digests_at(window, series, before)
         findings = tuple(_finding(e, window) for e in state.watch.take(window.last_step))
-        return Outcome({"data.duplicated": _check(window, state, bool(classes))}, findings)
+        return Outcome({"data.duplicated": _check(state, bool(classes))}, findings)
 
     def _step(
         self,
@@ -268,19 +259,17 @@ def _finding(episode: Episode[Same], window: Window) -> Finding:
     )
 
 
-def _check(window: Window, state: DuplicatedState, replicas: bool) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check.open(f"{_finding(episode, window).title}.")
+def _check(state: DuplicatedState, replicas: bool) -> Check:
     if not replicas:
         return Check.not_applicable(
             "No two ranks hold the same tensors, or shards of FSDP: so it is not known which "
             "should have batches of their own."
         )
     if not state.judged:
-        if state.steps < _GRACE:
-            return Check.insufficient("No batches have been compared yet.")
-        return Check.missing("No two ranks post digests of their batches.")
+        return Check.missing(
+            "No two ranks post digests of their batches.",
+            early="No batches have been compared yet.",
+        )
     if 2 * state.constant > state.judged:
         return Check.not_applicable(
             "A rank's batch is the one before it at most steps: synthetic input, or all of the "

@@ -17,7 +17,6 @@ from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, number, ranks
 from rankscope.server.window import Check, Float64, Int64, Window
 
-_GRACE = 20
 _COUNTS = ("samples", "tokens")
 # At this many consecutive samples, and one more each time their number has doubled beyond `_FIRST`.
 # Of batches of random lengths one in twelve is that short (deviation of the logarithm 0.5): eight
@@ -67,7 +66,6 @@ class UnevenState:
         counted: what ranks counted by at the last reduction that was examined; empty for equally.
     """
 
-    steps: int = 0
     sampled: int = 0
     counted: str = ""
     what: str = "samples"
@@ -103,7 +101,6 @@ class Imbalanced(Detector[UnevenState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("data.imbalanced",)
-    policies: ClassVar[type[Policy]] = ImbalancedPolicy
     wants: ClassVar[tuple[str, ...]] = (*_COUNTS, "loss", *INPUTS)
     min_ranks: ClassVar[int] = 2
 
@@ -113,13 +110,8 @@ class Imbalanced(Detector[UnevenState]):
         """Consecutive batches of another size."""
         return (Reach(_COUNTS, _SAMPLES, TO_THE_END),)
 
-    def start(self) -> UnevenState:
-        """No batch yet."""
-        return UnevenState()
-
     def advance(self, window: Window, state: UnevenState) -> Outcome:
         """Goes through the sizes of the batches step by step."""
-        state.steps += len(window.steps)
         state.losses.take(window)
         tokens = rank_rows(window, "tokens")
         by_step = dict(zip(tokens[0].tolist(), tokens[1], strict=True))
@@ -139,7 +131,7 @@ class Imbalanced(Detector[UnevenState]):
             if len(there) > 1:
                 self._step(state, step, window.ranks[there], sizes[there])
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
-        return Outcome({"data.imbalanced": _check(window, state)}, findings)
+        return Outcome({"data.imbalanced": _check(state)}, findings)
 
     def _step(self, state: UnevenState, step: int, who: Int64, sizes: Float64) -> None:
         state.sampled += 1
@@ -236,10 +228,7 @@ def _finding(episode: Episode[Uneven]) -> Finding:
     )
 
 
-def _check(window: Window, state: UnevenState) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check.open(f"{_finding(episode).title}.")
+def _check(state: UnevenState) -> Check:
     if state.sampled >= _SAMPLES and (state.counted or state.losses.by_samples):
         by = state.counted or "samples"
         what = "reduced gradient weights" if state.counted else "losses weight"
@@ -248,6 +237,8 @@ def _check(window: Window, state: UnevenState) -> Check:
         return Check.ok(
             f"No rank had batches of another size for long, at {count(state.sampled, 'sample')}."
         )
-    if state.steps < _GRACE or state.sampled:
+    if state.sampled:
         return Check.insufficient(f"{count(state.sampled, 'batch')} so far.")
-    return Check.missing("No two ranks post the number of their samples.")
+    return Check.missing(
+        "No two ranks post the number of their samples.", early="0 batches so far."
+    )

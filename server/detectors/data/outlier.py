@@ -14,7 +14,7 @@ from rankscope.agent.wire import NO_SAMPLE, SAMPLE_DIGESTS
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.data import moved_inputs, odd_inputs
 from rankscope.server.detectors.data.input_sizes import SERIES as INPUT_SIZES
-from rankscope.server.detectors.data.input_sizes import InputSizes, title_of
+from rankscope.server.detectors.data.input_sizes import InputSizes
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.statistics import Progress, exceeds, rank_rows, robust_sigma
@@ -130,7 +130,6 @@ class OutlierState:
             samples are reported; `acquitted` are the others.
     """
 
-    steps: int = 0
     judged: int = 0
     signed: bool = False
     ranks: tuple[int, ...] = ()
@@ -192,7 +191,6 @@ class DataOutlier(Detector[OutlierState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("data.outlier",)
-    policies: ClassVar[type[Policy]] = OutlierPolicy
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     wants: ClassVar[tuple[str, ...]] = (INPUT_SIZES,)
     policy: OutlierPolicy
@@ -201,13 +199,8 @@ class DataOutlier(Detector[OutlierState]):
         """One odd batch is one step."""
         return (Reach(self.needs, moves="at all"),)
 
-    def start(self) -> OutlierState:
-        """Nothing seen yet."""
-        return OutlierState()
-
     def advance(self, window: Window, state: OutlierState) -> Outcome:
         """Holds each rank's loss against the others' and those before."""
-        state.steps += len(window.steps)
         if tuple(window.ranks.tolist()) != state.ranks:
             # Ranks that join later, mostly within the first steps.
             state.ranks = tuple(window.ranks.tolist())
@@ -242,7 +235,7 @@ class DataOutlier(Detector[OutlierState]):
         findings += tuple(state.inputs.take(window))
         findings += tuple(state.odd_inputs.take(window, INPUT_SIZES))
         findings += tuple(state.moved.take(window, INPUT_SIZES))
-        return Outcome({"data.outlier": _check(window, state, self.policy)}, findings)
+        return Outcome({"data.outlier": _check(state, self.policy)}, findings)
 
     def _take(
         self,
@@ -460,17 +453,7 @@ def _evidence(facts: Batches) -> dict[str, object]:
     }
 
 
-def _check(window: Window, state: OutlierState, policy: OutlierPolicy) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check.open(f"{_finding(episode).title}.")
-    for shifted in state.inputs.open(window.last_step):
-        return Check.open(f"{title_of(shifted)}.")
-    if (moved := state.moved.watch.open(window.last_step)) is not None:
-        return Check.open(f"{moved_inputs.title_of(moved)}.")
-    odd = state.odd_inputs.watch.open(window.last_step)
-    if odd is not None:
-        return Check.open(f"{odd_inputs.title_of(odd)}.")
+def _check(state: OutlierState, policy: OutlierPolicy) -> Check:
     if len(state.ranks) == 1:
         if state.odd_inputs.judged:
             what = count(state.odd_inputs.judged, "batch")

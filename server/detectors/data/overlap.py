@@ -21,7 +21,6 @@ from rankscope.server.detectors.visits import Visits
 from rankscope.server.detectors.wording import count, number, percent, ranks
 from rankscope.server.window import Check, Window
 
-_GRACE = 20
 # Samples and batches remembered. When there are more, every second one is examined from then on.
 _MEMORY = 200_000
 # Samples of a step that are examined, of all ranks together: dozens of steps are enough then.
@@ -152,7 +151,6 @@ class Overlap(Detector[OverlapState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("data.overlap",)
-    policies: ClassVar[type[Policy]] = OverlapPolicy
     wants: ClassVar[tuple[str, ...]] = ("loader_batches",)
     min_ranks: ClassVar[int] = 2
 
@@ -162,10 +160,6 @@ class Overlap(Detector[OverlapState]):
         """Batches that come to another rank as many as decide the test, whenever that is."""
         least = math.log((1 - 1 / (2 * self.policy.rarer)) / (1 - 1 / 2))
         return (Reach(BATCHES, math.ceil(self.policy.decided / least), returns=True),)
-
-    def start(self) -> OverlapState:
-        """No batch yet."""
-        return OverlapState()
 
     def advance(self, window: Window, state: OverlapState) -> Outcome:
         """Goes through the batches step by step."""
@@ -199,7 +193,7 @@ class Overlap(Detector[OverlapState]):
         findings = tuple(
             _finding(e, by_labels=found is state.labels) for e in found.watch.take(window.last_step)
         )
-        return Outcome({"data.overlap": _check(window, state, found, self.policy)}, findings)
+        return Outcome({"data.overlap": _check(window, state, self.policy)}, findings)
 
     def _go(
         self,
@@ -363,16 +357,11 @@ def _finding(episode: Episode[Shared], *, by_labels: bool = False) -> Finding:
     )
 
 
-def _check(
-    window: Window, state: OverlapState, found: OverlapState, policy: OverlapPolicy
-) -> Check:
-    episode = found.watch.open(window.last_step)
-    if episode is not None:
-        return Check.open(f"{_finding(episode).title}.")
+def _check(window: Window, state: OverlapState, policy: OverlapPolicy) -> Check:
     if not state.judged:
-        if state.steps < _GRACE:
-            return Check.insufficient("No batches have been seen yet.")
-        return Check.missing("No two replicas post digests of their batches.")
+        return Check.missing(
+            "No two replicas post digests of their batches.", early="No batches have been seen yet."
+        )
     if state.closed:
         return Check.ok(f"The ranks' parts did not overlap until then. {state.closed}")
     if state.visits.all_new and state.steps >= _EPOCHS * state.epoch:

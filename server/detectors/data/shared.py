@@ -18,7 +18,6 @@ from rankscope.server.detectors.restarts import restarts
 from rankscope.server.detectors.wording import count, listing, ranks
 from rankscope.server.window import Check, Window
 
-_GRACE = 20
 _LOSS = "loss"
 
 
@@ -81,7 +80,6 @@ class SharedState:
         last: batch of each rank at its last observation.
     """
 
-    steps: int = 0
     applicable: bool = False
     groups: Groups[Shared, Different] = field(default_factory=Groups)
     last: dict[int, int] = field(default_factory=dict)
@@ -114,7 +112,6 @@ class BatchShared(Detector[SharedState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("desync.batch",)
-    policies: ClassVar[type[Policy]] = SharedPolicy
     wants: ClassVar[tuple[str, ...]] = (_LOSS,)
     min_ranks: ClassVar[int] = 2
 
@@ -124,13 +121,8 @@ class BatchShared(Detector[SharedState]):
         """The batches that make ranks a group, and one more."""
         return (Reach(BATCHES, self.policy.shared + 1, TO_THE_END),)
 
-    def start(self) -> SharedState:
-        """No batch yet."""
-        return SharedState()
-
     def advance(self, window: Window, state: SharedState) -> Outcome:
         """Goes through the batches step by step."""
-        state.steps += len(window.steps)
         series = batch_digests(window)
         sets = window.data_parallel
         part = {rank: number for number, c in enumerate(sets) for rank in c}
@@ -243,9 +235,6 @@ def _finding(episode: Episode[Different]) -> Finding:
 
 
 def _check(window: Window, state: SharedState, policy: SharedPolicy) -> Check:
-    episode = state.groups.watch.open(window.last_step)
-    if episode is not None:
-        return Check.open(f"{_finding(episode).title}.")
     if not state.applicable and window.replicas:
         return Check.not_applicable(
             "All ranks hold the same tensors, or shards of them: each has batches of its own."
@@ -253,8 +242,8 @@ def _check(window: Window, state: SharedState, policy: SharedPolicy) -> Check:
     if state.groups.known:
         reported = listing([ranks(group) for group in sorted(state.groups.known)], most=4)
         return Check.ok(f"{reported.capitalize()} had the same batches, as they have to.")
-    if state.groups.judged < policy.shared and state.steps < _GRACE:
-        return Check.insufficient("Too few batches have been seen yet.")
+    early = "Too few batches have been seen yet." if state.groups.judged < policy.shared else ""
     if not state.groups.judged:
-        return Check.missing("No two ranks post digests of their batches.")
-    return Check.not_applicable("No ranks that hold different parts share their batches.")
+        return Check.missing("No two ranks post digests of their batches.", early=early)
+    why = "No ranks that hold different parts share their batches."
+    return Check.not_applicable(why, early=early)

@@ -14,6 +14,7 @@ from rankscope.server.detectors.effects import EPISODE, Rule
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.statistics import BLOCK
+from rankscope.server.detectors.waiting import too_few
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number, percent
 from rankscope.server.window import Check, Window
@@ -127,7 +128,6 @@ class Unmixed(Detector[UnmixedState]):
         ),
     )
 
-    policies: ClassVar[type[Policy]] = UnmixedPolicy
     wants: ClassVar[tuple[str, ...]] = (
         *("target_share", "target_deviance", "samples"),
         *("loss", "explained_deviance"),
@@ -178,7 +178,7 @@ class Unmixed(Detector[UnmixedState]):
             episode.facts = min(episode.facts, median(shares))
         findings = [_finding(e) for e in state.watch.take(window.last_step)]
         findings += [_one_class(e, state) for e in state.solved.take(window.last_step)]
-        return Outcome({"data.unmixed": self._check(window, state)}, tuple(findings))
+        return Outcome({"data.unmixed": self._check(state)}, tuple(findings))
 
     def _alike(self, samples: float, state: UnmixedState) -> bool:
         """Whether batches drawn at random would have shown other targets by now.
@@ -221,19 +221,12 @@ class Unmixed(Detector[UnmixedState]):
             state.solved.bad(step, now, first_step=state.begun).facts = now
         return True
 
-    def _check(self, window: Window, state: UnmixedState) -> Check:
-        episode = state.watch.open(window.last_step)
-        if episode is not None:
-            return Check.open(f"{_finding(episode).title}.")
-        one_class = state.solved.open(window.last_step)
-        if one_class is not None:
-            return Check.open(f"{_one_class(one_class, state).title}.")
+    def _check(self, state: UnmixedState) -> Check:
         if not state.judged:
             why = "No loss over classes was seen, so nothing shows how alike targets are."
             return Check.missing(why)
         if state.judged < self.policy.size:
-            why = f"{count(state.judged, 'sampled step')} of {self.policy.size} needed."
-            return Check.insufficient(why)
+            return too_few(state.judged, "sampled step", self.policy.size)
         if not state.varied:
             why = "All targets are of one class, and the loss still has something to learn of them."
             return Check.not_applicable(why)

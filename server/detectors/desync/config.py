@@ -54,7 +54,6 @@ _OF_THE_JOB = {
 _MODULES = "module_settings"
 _OWN = "()."
 _LAYOUT = "names, shapes or order of the parameters"
-_GRACE = 20
 _DETAILS = 12
 
 
@@ -88,7 +87,6 @@ class Setting:
 class ConfigState:
     """What is remembered: the configurations last compared, and what came of that."""
 
-    steps: int = 0
     compared: int = 0
     known: Mapping[int, Mapping[str, Any]] | None = None
     settings: tuple[Setting, ...] = ()
@@ -125,13 +123,8 @@ class Config(Detector[ConfigState]):
     lasting: ClassVar[str] = "what ranks were started with is reported once, at attach"
     min_ranks: ClassVar[int] = 2
 
-    def start(self) -> ConfigState:
-        """Nothing known yet."""
-        return ConfigState()
-
     def advance(self, window: Window, state: ConfigState) -> Outcome:
         """Compares, once all ranks have said what they are, and after a restart."""
-        state.steps += len(window.steps)
         precisions = state.precisions.take(window)
         configs = window.complete_configs
         if configs and len(window.steps) and configs != state.known:
@@ -335,19 +328,12 @@ def _remedy(worst: Setting) -> str:
 
 
 def _check(window: Window, state: ConfigState) -> Check:
-    if title := state.precisions.title(window.last_step):
-        return Check.open(f"{title}.")
-    if state.settings:
-        return Check.open(f"{_finding(state.settings, state.first_step, window.last_step).title}.")
     if state.compared:
         return Check.ok(
             f"{count(state.compared, 'rank')} were started with the same code and model."
         )
     said = sum(bool(c) for c in window.configs.values())
-    if state.steps < _GRACE:
-        return Check.insufficient(
-            f"{said} of {window.world_size} ranks have said how they were started."
-        )
     return Check.missing(
-        f"Only {said} of {window.world_size} ranks have said how they were started."
+        f"Only {said} of {window.world_size} ranks have said how they were started.",
+        early=f"{said} of {window.world_size} ranks have said how they were started.",
     )

@@ -25,7 +25,6 @@ from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count
 from rankscope.server.window import Check, Comparison, Float64, Int64, Window
 
-_GRACE = 20
 # Backward passes of a rank whose gradients it threw away before it stepped.
 _DISCARDED = "passes_discarded"
 # Backward passes that led to a step.
@@ -94,7 +93,6 @@ class ProgressState:
             since then the steps at which it applied what they had applied a step before.
     """
 
-    steps: int = 0
     judged: int = 0
     began: Begins = field(default_factory=Begins)
     begin: StepMismatch | None = None
@@ -148,19 +146,13 @@ class Progress(Detector[ProgressState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("desync.progress",)
     lasting: ClassVar[str] = "an additional step of one rank stays in its count"
-    policies: ClassVar[type[Policy]] = ProgressPolicy
     wants: ClassVar[tuple[str, ...]] = (*COUNTED, "grad_norm", _DISCARDED, _PASSES)
     min_ranks: ClassVar[int] = 2
 
     policy: ProgressPolicy
 
-    def start(self) -> ProgressState:
-        """Nothing compared yet."""
-        return ProgressState()
-
     def advance(self, window: Window, state: ProgressState) -> Outcome:
         """Compares the counters step by step."""
-        state.steps += len(window.steps)
         classes = [c for c in window.replicas if len(c) > 1]
         self._begun(window, state)
         found: dict[int, list[StepMismatch]] = {}
@@ -218,7 +210,7 @@ class Progress(Detector[ProgressState]):
             findings.append(ended_finding(state.ended, window.last_step))
         if state.begin is not None:
             findings.append(begun_finding(state.begin, state.begin_step, window.last_step))
-        return Outcome({"desync.progress": _check(window, state)}, tuple(findings))
+        return Outcome({"desync.progress": _check(state)}, tuple(findings))
 
     def _epochs(
         self, state: ProgressState, steps: list[int], found: Mapping[int, StepMismatch]
@@ -427,22 +419,9 @@ def _mismatch(what: str, who: Int64, values: Float64) -> StepMismatch:
     )
 
 
-def _check(window: Window, state: ProgressState) -> Check:
-    episode = state.watch.open(window.last_step)
-    if state.ended is not None:
-        return Check.open(f"{ended_finding(state.ended, 0).title}.")
-    if state.begin is not None:
-        return Check.open(f"{begun_finding(state.begin, state.begin_step, 0).title}.")
-    if episode is not None:
-        return Check.open(f"{counted_finding(episode).title}.")
-    epoch_mismatch = state.epochs.open(window.last_step)
-    if epoch_mismatch is not None:
-        return Check.open(f"{counted_finding(epoch_mismatch).title}.")
-    late = state.shifted.open(window.last_step)
-    if late is not None:
-        return Check.open(f"{late_finding(late).title}.")
+def _check(state: ProgressState) -> Check:
     if not state.judged:
-        if state.steps < _GRACE:
-            return Check.insufficient("No counters have been compared yet.")
-        return Check.missing("No two replicas post optimizer_steps.")
+        return Check.missing(
+            "No two replicas post optimizer_steps.", early="No counters have been compared yet."
+        )
     return Check.ok(f"All ranks had taken the same steps at {count(state.judged, 'checked step')}.")

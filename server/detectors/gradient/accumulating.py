@@ -16,8 +16,6 @@ from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
 from rankscope.server.detectors.wording import agree, count, number, ranks
 from rankscope.server.window import Check, Window
 
-_GRACE = 20
-
 
 @dataclass(frozen=True, slots=True)
 class AccumulatingPolicy(Policy):
@@ -70,7 +68,6 @@ class AddingState:
         alike: observations in a row that point the same way and grow, since `alike_since`.
     """
 
-    steps: int = 0
     judged: int = 0
     summed: int = 0
     sums: int = 0
@@ -114,7 +111,6 @@ class GradientAccumulating(Detector[AddingState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("gradient.accumulating",)
-    policies: ClassVar[type[Policy]] = AccumulatingPolicy
     wants: ClassVar[tuple[str, ...]] = ("grad_cosine", "grad_norm", "gradient_carried")
 
     policy: AccumulatingPolicy
@@ -128,13 +124,8 @@ class GradientAccumulating(Detector[AddingState]):
             Reach(("grad_norm",), moves="from zero"),
         )
 
-    def start(self) -> AddingState:
-        """Nothing seen yet."""
-        return AddingState()
-
     def advance(self, window: Window, state: AddingState) -> Outcome:
         """Goes through reductions, and through directions where there are none."""
-        state.steps += len(window.steps)
         patterns = {made.step: made for made in window.reductions if made.agreed and made.known}
         cosines = dict(
             zip(*(a.tolist() for a in mean_over_ranks(window, "grad_cosine")), strict=True)
@@ -189,7 +180,7 @@ class GradientAccumulating(Detector[AddingState]):
             _finding(e, window, state.keeping) for e in state.watch.take(window.last_step)
         )
         alone = state.alone.findings(window)
-        return Outcome({"gradient.accumulating": _check(window, state)}, (*findings, *alone))
+        return Outcome({"gradient.accumulating": _check(state)}, (*findings, *alone))
 
     def _carried(self, state: AddingState, step: int, size: float, norm: float) -> None:
         if np.isnan(size):
@@ -309,16 +300,10 @@ def _finding(episode: Episode[Adding], window: Window, keeping: tuple[int, ...])
     )
 
 
-def _check(window: Window, state: AddingState) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check.open(f"{_finding(episode, window, state.keeping).title}.")
-    if title := state.alone.title(window.last_step):
-        return Check.open(f"{title}.")
+def _check(state: AddingState) -> Check:
     if not state.judged:
-        if state.steps < _GRACE:
-            return Check.insufficient("No two consecutive steps have been examined yet.")
         return Check.missing(
-            "No rank posts fingerprints of its gradients at two consecutive steps."
+            "No rank posts fingerprints of its gradients at two consecutive steps.",
+            early="No two consecutive steps have been examined yet.",
         )
     return Check.ok(f"Every step's gradient was its own at {count(state.judged, 'checked step')}.")

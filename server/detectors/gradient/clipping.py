@@ -77,7 +77,6 @@ class ClippingSaturated(Detector[ClippingState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("clipping.saturated",)
-    policies: ClassVar[type[Policy]] = ClippingPolicy
     wants: ClassVar[tuple[str, ...]] = ("clip_coefficient", "amp_scale")
 
     policy: ClippingPolicy
@@ -85,10 +84,6 @@ class ClippingSaturated(Detector[ClippingState]):
     def reaches(self) -> tuple[Reach, ...]:
         """As many factors as the share is of at first."""
         return (Reach(("clip_coefficient",), self.policy.soon, LASTS_SAMPLED),)
-
-    def start(self) -> ClippingState:
-        """Nothing seen yet."""
-        return ClippingState()
 
     def advance(self, window: Window, state: ClippingState) -> Outcome:
         """Follows the factor."""
@@ -124,7 +119,7 @@ class ClippingSaturated(Detector[ClippingState]):
         findings = tuple(
             _finding(e, window, self.policy) for e in state.watch.take(window.last_step)
         )
-        return Outcome({"clipping.saturated": _check(window, state, self.policy)}, findings)
+        return Outcome({"clipping.saturated": _check(state)}, findings)
 
 
 def _finding(episode: Episode[Saturated], window: Window, policy: ClippingPolicy) -> Finding:
@@ -166,10 +161,7 @@ def _finding(episode: Episode[Saturated], window: Window, policy: ClippingPolicy
     )
 
 
-def _check(window: Window, state: ClippingState, policy: ClippingPolicy) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check.open(f"{_finding(episode, window, policy).title}.")
+def _check(state: ClippingState) -> Check:
     if not state.judged:
         return Check.not_applicable("No clipping by norm is seen.")
     share = percent(state.clipped / state.judged)

@@ -11,6 +11,7 @@ from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Ou
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.profiles import TURNS
+from rankscope.server.detectors.waiting import too_few
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number, percent
 from rankscope.server.window import Check, Window
@@ -89,7 +90,6 @@ class GradientDiscarded(Detector[DiscardedState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("gradient.discarded",)
-    policies: ClassVar[type[Policy]] = DiscardedPolicy
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     wants: ClassVar[tuple[str, ...]] = ("passes_discarded", "micro_steps", "loss_divisor")
 
@@ -126,18 +126,14 @@ class GradientDiscarded(Detector[DiscardedState]):
             state.watch.bad(step, facts, first_step=first).facts = facts
         meant = self.policy.meant
         findings = tuple(_finding(e, meant) for e in state.watch.take(window.last_step))
-        return Outcome({"gradient.discarded": self._check(window, state)}, findings)
+        return Outcome({"gradient.discarded": self._check(state)}, findings)
 
-    def _check(self, window: Window, state: DiscardedState) -> Check:
-        episode = state.watch.open(window.last_step)
-        if episode is not None:
-            return Check.open(f"{_finding(episode, self.policy.meant).title}.")
+    def _check(self, state: DiscardedState) -> Check:
         if state.turns:
             why = "Several optimizers step in turns: each throws away what another's loss has left."
             return Check.not_applicable(why)
         if len(state.recent) < self.policy.size:
-            why = f"{count(len(state.recent), 'sampled step')} of {self.policy.size} needed."
-            return Check.insufficient(why)
+            return too_few(len(state.recent), "sampled step", self.policy.size)
         steps = count(len(state.recent), "sampled step")
         return Check.ok(f"{_throwing(state):,} of {steps} threw gradients away.")
 

@@ -12,7 +12,7 @@ import numpy as np
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.history import Companions, Phases, rate_sentence
-from rankscope.server.detectors.policy import Count, Observations, Policy, RisePolicy, Steps, Times
+from rankscope.server.detectors.policy import Count, Observations, RisePolicy, Steps, Times
 from rankscope.server.detectors.statistics import (
     SlidingMedian,
     Spacing,
@@ -20,6 +20,7 @@ from rankscope.server.detectors.statistics import (
     exceeds,
     robust_sigma,
 )
+from rankscope.server.detectors.waiting import too_few
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number, sentences
 from rankscope.server.window import Check, Window
@@ -147,7 +148,6 @@ class GradientExploding(Detector[ExplodingState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("gradient.exploding",)
     of_one_task: ClassVar[bool] = True
-    policies: ClassVar[type[Policy]] = ExplodingPolicy
     needs: ClassVar[tuple[str, ...]] = ("grad_norm",)
     wants: ClassVar[tuple[str, ...]] = ("grad_norm_preclip", "lr", "loss", *Phases.SERIES)
 
@@ -186,7 +186,7 @@ class GradientExploding(Detector[ExplodingState]):
             if math.isfinite(norm):
                 self._take(step, norm, state)
         findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
-        return Outcome({"gradient.exploding": _check(window, state, self.policy)}, findings)
+        return Outcome({"gradient.exploding": _check(state, self.policy)}, findings)
 
     def _take(self, step: int, norm: float, state: ExplodingState) -> None:
         policy = self.policy
@@ -263,17 +263,13 @@ def _course(state: ExplodingState, onset: int, policy: ExplodingPolicy) -> int:
     return 0
 
 
-def _check(window: Window, state: ExplodingState, policy: ExplodingPolicy) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check.open(f"{_finding(episode, policy).title}.")
+def _check(state: ExplodingState, policy: ExplodingPolicy) -> Check:
     if state.unmeasured.lasting:
         since = state.unmeasured.since
         why = f"No gradient is finite since step {since}: from then on its size shows nothing."
         return Check.insufficient(why)
     if state.total < policy.evidence:
-        why = f"{count(state.total, 'finite gradient norm')} of {policy.evidence} needed."
-        return Check.insufficient(why)
+        return too_few(state.total, "finite gradient norm", policy.evidence)
     return Check.ok(f"{count(state.total, 'gradient norm')} examined, none grew tenfold.")
 
 

@@ -18,7 +18,7 @@ from rankscope.server.detectors.origin import FOLLOWS, Origin, go_back, reports
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
-from rankscope.server.window import Check, Occurrence, Status, Window
+from rankscope.server.window import Check, Occurrence, Window
 
 # Losses that are remembered, and growth within them that is none of single batches: where it goes
 # on, steps were too large long before a value was not finite.
@@ -116,10 +116,6 @@ class GradientNonFinite(Detector[BrokenState]):
         ),
     )
 
-    def start(self) -> BrokenState:
-        """Nothing seen yet."""
-        return BrokenState()
-
     def advance(self, window: Window, state: BrokenState) -> Outcome:
         """Looks at every norm."""
         state.events += reports(window.events)
@@ -175,13 +171,8 @@ class GradientNonFinite(Detector[BrokenState]):
         ]
         state.skips.take(window)
         skipped_for = state.skips.findings(window)
-        check = _check(window, state)
-        for found in skipped_for:
-            if state.skips.last_step - found.last_step <= (found.clear_after or 0):
-                if check.status is not Status.OPEN:
-                    check = Check.open(f"{found.title}.")
         findings = (*(_finding(e) for e in episodes), *skipped_for)
-        return Outcome({"gradient.nonfinite": check}, findings)
+        return Outcome({"gradient.nonfinite": _check(state)}, findings)
 
     def _skips(
         self, window: Window, state: BrokenState, row: np.ndarray[Any, np.dtype[np.float64]]
@@ -296,10 +287,7 @@ def _finding(episode: Episode[Broken]) -> Finding:
     )
 
 
-def _check(window: Window, state: BrokenState) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check.open(f"{_finding(episode).title}.")
+def _check(state: BrokenState) -> Check:
     if not state.judged:
         return Check.insufficient("No gradient norm has been posted yet.")
     return Check.ok(f"The last of {count(state.judged, 'gradient norm')} examined was finite.")

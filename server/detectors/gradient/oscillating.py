@@ -15,9 +15,10 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.gradient import one_line
 from rankscope.server.detectors.gradient.recurring import Recurrence, Recurring
 from rankscope.server.detectors.odd_targets import SERIES, OddTargets
-from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Times
+from rankscope.server.detectors.policy import Count, Number, Observations, Times
+from rankscope.server.detectors.waiting import too_few
 from rankscope.server.detectors.walking import median, together
-from rankscope.server.detectors.wording import count, number
+from rankscope.server.detectors.wording import number
 from rankscope.server.window import Check, Window
 
 
@@ -119,7 +120,6 @@ class GradientOscillating(Detector[OscillatingState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("gradient.oscillating",)
     of_one_task: ClassVar[bool] = True
-    policies: ClassVar[type[Policy]] = OscillatingPolicy
     effects: ClassVar[tuple[Rule, ...]] = (
         Rule(
             root=("gradient.oscillating",),
@@ -179,7 +179,7 @@ class GradientOscillating(Detector[OscillatingState]):
                 self._judge(step, state)
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
         findings += tuple(one_line.finding(e) for e in state.line.watch.take(window.last_step))
-        return Outcome({"gradient.oscillating": _check(window, state, self.policy)}, findings)
+        return Outcome({"gradient.oscillating": _check(state, self.policy)}, findings)
 
     def _judge(self, step: int, state: OscillatingState) -> None:
         scatter = float(np.std(np.diff([norm for _, norm in state.norms]))) / math.sqrt(2)
@@ -240,16 +240,10 @@ def _onset(state: OscillatingState, usual: float) -> int:
     return next(jumps, norms[0][0])
 
 
-def _check(window: Window, state: OscillatingState, policy: OscillatingPolicy) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check.open(f"{_finding(episode).title}.")
-    line = state.line.watch.open(window.last_step)
-    if line is not None:
-        return Check.open(f"{one_line.title_of(line)}.")
+def _check(state: OscillatingState, policy: OscillatingPolicy) -> Check:
     need = policy.back + (policy.earlier + 1) * policy.stride
     if state.total < need:
-        return Check.insufficient(f"{count(state.total, 'gradient norm')} of {need} needed.")
+        return too_few(state.total, "gradient norm", need)
     scatter = number(state.earlier[-1] if state.earlier else math.nan)
     return Check.ok(f"The logarithm of the gradient norm scatters by {scatter}, as before.")
 

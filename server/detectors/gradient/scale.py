@@ -89,7 +89,6 @@ class ScaleCollapse(Detector[ScaleState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("amp.scale_collapse",)
-    policies: ClassVar[type[Policy]] = ScalePolicy
     wants: ClassVar[tuple[str, ...]] = ("amp_scale", "steps_skipped")
 
     policy: ScalePolicy
@@ -97,10 +96,6 @@ class ScaleCollapse(Detector[ScaleState]):
     def reaches(self) -> tuple[Reach, ...]:
         """The scale beyond the steps in which it is looked for."""
         return (Reach(("amp_scale",), self.policy.skipped, LASTS_SAMPLED),)
-
-    def start(self) -> ScaleState:
-        """Nothing seen yet."""
-        return ScaleState()
 
     def advance(self, window: Window, state: ScaleState) -> Outcome:
         """Follows scale and skipped steps, of the rank that is worst off."""
@@ -144,7 +139,7 @@ class ScaleCollapse(Detector[ScaleState]):
             _finding(e, window, self.policy, state.skips)
             for e in state.watch.take(window.last_step)
         )
-        return Outcome({"amp.scale_collapse": _check(window, state, self.policy)}, findings)
+        return Outcome({"amp.scale_collapse": _check(window, state)}, findings)
 
     def _stopped(self, state: ScaleState, step: int, skipped: int) -> None:
         """A rank has reported that it takes no step any more."""
@@ -204,10 +199,7 @@ def _finding(
     )
 
 
-def _check(window: Window, state: ScaleState, policy: ScalePolicy) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check.open(f"{_finding(episode, window, policy, state.skips).title}.")
+def _check(window: Window, state: ScaleState) -> Check:
     if not state.judged:
         return Check.not_applicable("No rank scales its loss (no GradScaler is seen).")
     who = ranks(tuple(int(r) for r in window.ranks))

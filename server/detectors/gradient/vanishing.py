@@ -21,7 +21,6 @@ from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, listing, number, percent, sentences
 from rankscope.server.window import Check, Window
 
-_GRACE = 20
 _MAX_NAMES = 64
 
 
@@ -88,7 +87,6 @@ class VanishingState:
     late: deque[float]
     accuracies: deque[float]
     watch: Watch[Fading]
-    steps: int = 0
     sampled: int = 0
     shallow: bool = False
     signed: bool = False
@@ -135,7 +133,6 @@ class GradientVanishing(Detector[VanishingState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("gradient.vanishing",)
-    policies: ClassVar[type[Policy]] = VanishingPolicy
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     wants: ClassVar[tuple[str, ...]] = ("accuracy", "grad_norm", "lr", "update_ratio")
 
@@ -160,7 +157,6 @@ class GradientVanishing(Detector[VanishingState]):
 
     def advance(self, window: Window, state: VanishingState) -> Outcome:
         """Takes losses and samples in the order of their steps."""
-        state.steps += len(window.steps)
         rows = dict(together(window, "loss", "accuracy"))
         seen = dict(layer_samples(window, "grad_norm", "weight_norm"))
         for step in sorted({*rows, *seen}):
@@ -183,7 +179,7 @@ class GradientVanishing(Detector[VanishingState]):
             zero_steps.finding(e, window.world_size, self.policy.recurs)
             for e in state.zero_steps.watch.take(window.last_step)
         ]
-        return Outcome({"gradient.vanishing": _check(window, state, self.policy)}, tuple(findings))
+        return Outcome({"gradient.vanishing": _check(state, self.policy)}, tuple(findings))
 
     def _learn(self, step: int, row: dict[str, float], state: VanishingState) -> None:
         if math.isfinite(row.get("accuracy", math.nan)):
@@ -297,24 +293,15 @@ def _finding(episode: Episode[Fading], policy: VanishingPolicy) -> Finding:
     )
 
 
-def _check(window: Window, state: VanishingState, policy: VanishingPolicy) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check.open(f"{_finding(episode, policy).title}.")
-    zeros = state.zero.watch.open(window.last_step)
-    if zeros is not None:
-        return Check.open(f"{zero.finding(zeros, state.zero, window.world_size).title}.")
-    lost = state.zero_steps.watch.open(window.last_step)
-    if lost is not None:
-        found = zero_steps.finding(lost, window.world_size, policy.recurs)
-        return Check.open(f"{found.title}.")
+def _check(state: VanishingState, policy: VanishingPolicy) -> Check:
     if state.zero.observed and not state.zero.learns:
         why = f"All gradients were exactly zero at {count(state.zero.observed, 'checked step')}."
         return Check.insufficient(why)
     if not state.sampled:
-        if state.steps < _GRACE:
-            return Check.insufficient("No gradient of a layer has been seen yet.")
-        return Check.missing("No rank posts the gradient norms of its tensors.")
+        return Check.missing(
+            "No rank posts the gradient norms of its tensors.",
+            early="No gradient of a layer has been seen yet.",
+        )
     if state.shallow:
         why = f"The model has fewer than {policy.matrices} matrices with a gradient."
         return Check.not_applicable(why)

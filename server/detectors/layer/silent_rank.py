@@ -104,13 +104,6 @@ class SilentRanks:
             for episode in course.watch.take(last_step)
         ]
 
-    def open(self, step: int) -> Finding | None:
-        """The first one that is not over at a step."""
-        for rank, course in sorted(self.ranks.items()):
-            if (episode := course.watch.open(step)) is not None:
-                return _finding(rank, episode)
-        return None
-
 
 def _finding(rank: int, episode: Episode[None]) -> Finding:
     step = episode.first_step

@@ -16,7 +16,7 @@ from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.loss import bottomless
 from rankscope.server.detectors.loss.bottomless import Bottomless
 from rankscope.server.detectors.loss.sign import LossSign
-from rankscope.server.detectors.policy import Blocks, Policy, RisePolicy, Share, Sigmas, Times
+from rankscope.server.detectors.policy import Blocks, RisePolicy, Share, Sigmas, Times
 from rankscope.server.detectors.profiles import TURNS
 from rankscope.server.detectors.statistics import (
     BLOCK,
@@ -26,7 +26,8 @@ from rankscope.server.detectors.statistics import (
     median_error,
     robust_sigma,
 )
-from rankscope.server.detectors.wording import count, number, percent, sentences
+from rankscope.server.detectors.waiting import too_few
+from rankscope.server.detectors.wording import number, percent, sentences
 from rankscope.server.window import Check, Window
 
 # Blocks that are remembered.
@@ -163,16 +164,11 @@ class LossDiverging(Detector[DivergingState]):
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     wants: ClassVar[tuple[str, ...]] = ("lr", "weight_norm", *Phases.SERIES)
 
-    policies: ClassVar[type[Policy]] = DivergingPolicy
     policy: DivergingPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
         """Blocks in a row, of a loss that stays away."""
         return (Reach(self.needs, BLOCK * self.policy.blocks, LASTS, moves="at all"),)
-
-    def start(self) -> DivergingState:
-        """Nothing seen yet."""
-        return DivergingState()
 
     def advance(self, window: Window, state: DivergingState) -> Outcome:
         """Takes the window's losses block by block."""
@@ -315,10 +311,6 @@ class LossDiverging(Detector[DivergingState]):
         )
 
     def _check(self, state: DivergingState) -> Check:
-        if state.incident is not None:
-            return Check.open(f"{self._finding(state.incident).title}.")
-        if (below := state.bottomless.watch.current) is not None and below.holding:
-            return Check.open(f"{bottomless.title_of(below)}.")
         if state.unmeasured.lasting:
             since = state.unmeasured.since
             why = f"The loss is not finite since step {since}: from then on it shows nothing."
@@ -326,9 +318,7 @@ class LossDiverging(Detector[DivergingState]):
         progress = state.progress
         if len(state.blocks) < self.policy.evidence:
             need = 10 * self.policy.evidence
-            return Check.insufficient(
-                f"{count(progress.count, 'finite loss value')} of {need} needed."
-            )
+            return too_few(progress.count, "finite loss value", need)
         return Check.ok(
             f"The loss came from {number(progress.start)} to {number(progress.best)} at best "
             f"(step {progress.best_step}) and is at {number(state.blocks[-1].median)}."

@@ -13,7 +13,7 @@ from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.origin import FOLLOWS, Origin, go_back, reports
-from rankscope.server.detectors.policy import Observations, Policy, RisePolicy, Times
+from rankscope.server.detectors.policy import Observations, RisePolicy, Times
 from rankscope.server.detectors.statistics import (
     Progress,
     Spacing,
@@ -107,12 +107,7 @@ class LossNonFinite(Detector[NonFiniteState]):
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     wants: ClassVar[tuple[str, ...]] = ("lr", "grad_norm")
 
-    policies: ClassVar[type[Policy]] = NonFinitePolicy
     policy: NonFinitePolicy
-
-    def start(self) -> NonFiniteState:
-        """Nothing seen yet."""
-        return NonFiniteState()
 
     def advance(self, window: Window, state: NonFiniteState) -> Outcome:
         """Looks at every rank's loss at every step of the window."""

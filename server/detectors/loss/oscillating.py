@@ -18,7 +18,6 @@ from rankscope.server.detectors.loss.repeating import FALLING, Repeats, Swing
 from rankscope.server.detectors.policy import (
     Count,
     Observations,
-    Policy,
     RisePolicy,
     Share,
     Signed,
@@ -35,7 +34,8 @@ from rankscope.server.detectors.statistics import (
     spectral_peak,
 )
 from rankscope.server.detectors.turns import Turns
-from rankscope.server.detectors.wording import count, number, sentences
+from rankscope.server.detectors.waiting import too_few
+from rankscope.server.detectors.wording import number, sentences
 from rankscope.server.window import Check, Float64, Window
 
 # Series that may have the loss's period: why it swings.
@@ -198,7 +198,6 @@ class LossOscillating(Detector[OscillatingState]):
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     wants: ClassVar[tuple[str, ...]] = _BESIDE
 
-    policies: ClassVar[type[Policy]] = OscillatingPolicy
     policy: OscillatingPolicy
 
     def __init__(self, policy: OscillatingPolicy | None = None) -> None:
@@ -372,17 +371,13 @@ class LossOscillating(Detector[OscillatingState]):
         )
 
     def _check(self, state: OscillatingState) -> Check:
-        if state.incident is not None:
-            return Check.open(f"{self._finding(state.incident).title}.")
         if state.unmeasured.lasting:
             since = state.unmeasured.since
             why = f"The loss is not finite since step {since}: from then on it shows nothing."
             return Check.insufficient(why)
         judged = [f"{s.windows} at scale {s.observations}" for s in state.scales if s.windows]
         if not judged:
-            return Check.insufficient(
-                f"{count(state.progress.count, 'finite loss value')} of {self.policy.size} needed."
-            )
+            return too_few(state.progress.count, "finite loss value", self.policy.size)
         return Check.ok(f"Windows of {self.policy.size} values judged: {', '.join(judged)}.")
 
     def _finding(self, incident: _Oscillating) -> Finding:

@@ -19,10 +19,10 @@ from rankscope.server.detectors.loss.flat import (
     nothing_of,
 )
 from rankscope.server.detectors.loss.plateau_policy import PlateauPolicy
-from rankscope.server.detectors.policy import Policy
 from rankscope.server.detectors.profiles import TURNS
 from rankscope.server.detectors.statistics import BLOCK, mann_kendall, robust_sigma
 from rankscope.server.detectors.visits import Visits
+from rankscope.server.detectors.waiting import too_few
 from rankscope.server.detectors.walking import median, noise_of_mean, together
 from rankscope.server.detectors.wording import count, number, percent
 from rankscope.server.window import Check, Window
@@ -117,7 +117,6 @@ class LossPlateau(Detector[PlateauState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("loss.plateau",)
     of_one_task: ClassVar[bool] = True
-    policies: ClassVar[type[Policy]] = PlateauPolicy
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     wants: ClassVar[tuple[str, ...]] = (
         "accuracy",
@@ -174,7 +173,7 @@ class LossPlateau(Detector[PlateauState]):
             ):
                 self._judge(step, state)
         findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
-        return Outcome({"loss.plateau": _check(window, state, self.policy)}, findings)
+        return Outcome({"loss.plateau": _check(state, self.policy)}, findings)
 
     def _remember(self, row: dict[str, float], state: PlateauState) -> None:
         if "lr" in row:
@@ -395,10 +394,7 @@ class LossPlateau(Detector[PlateauState]):
             facts.knew = max(share for _, share in state.known[:at])
 
 
-def _check(window: Window, state: PlateauState, policy: PlateauPolicy) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check.open(f"{_finding(episode, policy).title}.")
+def _check(state: PlateauState, policy: PlateauPolicy) -> Check:
     if state.signed:
         why = "The loss changes its sign: it is a surrogate, and need not fall."
         return Check.not_applicable(why)
@@ -406,8 +402,7 @@ def _check(window: Window, state: PlateauState, policy: PlateauPolicy) -> Check:
         first = number(float(np.mean(state.first)))
         return Check.ok(f"The loss has fallen from {first} to {number(state.last[-1])}.")
     if state.total < policy.evidence:
-        why = f"{count(state.total, 'finite loss value')} of {policy.evidence} needed."
-        return Check.insufficient(why)
+        return too_few(state.total, "finite loss value", policy.evidence)
     if state.unclear:
         return Check.insufficient("Single losses scatter too much to show whether they have moved.")
     if state.accuracies or state.updates:

@@ -147,7 +147,6 @@ class LossRescaled(Detector[RescaledState]):
             why="what is minimised is another multiple of the loss",
         ),
     )
-    policies: ClassVar[type[Policy]] = RescaledPolicy
     policy: RescaledPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
@@ -191,7 +190,7 @@ class LossRescaled(Detector[RescaledState]):
                 state.watch.bad(step, found, first_step=at)
                 _forget(state)
         findings = [_finding(e) for e in state.watch.take(window.last_step)]
-        return Outcome({"loss.rescaled": self._check(window, state)}, tuple(findings))
+        return Outcome({"loss.rescaled": self._check(state)}, tuple(findings))
 
     def _found(self, state: RescaledState) -> Rescaling | None:
         policy = self.policy
@@ -267,10 +266,7 @@ class LossRescaled(Detector[RescaledState]):
         else:
             state.watch.good(step)
 
-    def _check(self, window: Window, state: RescaledState) -> Check:
-        episode = state.watch.open(window.last_step)
-        if episode is not None:
-            return Check.open(f"{_finding(episode).title}.")
+    def _check(self, state: RescaledState) -> Check:
         if not state.series:
             return Check.insufficient("No gradient norm is known beside the loss.")
         if not state.watch.judged:

@@ -156,6 +156,7 @@ class LossSpike(Detector[SpikeState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("loss.spike",)
     of_one_task: ClassVar[bool] = True
+    reports_open: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     wants: ClassVar[tuple[str, ...]] = ("lr", "grad_norm", *SERIES, *Phases.SERIES)
 

@@ -195,16 +195,11 @@ class MemoryGrowing(Detector[GrowingState]):
     kinds: ClassVar[tuple[str, ...]] = ("memory.growing",)
     needs: ClassVar[tuple[str, ...]] = (_RESIDENT,)
     wants: ClassVar[tuple[str, ...]] = (_DEVICE, _FILES, _EPOCH)
-    policies: ClassVar[type[Policy]] = GrowingPolicy
     policy: GrowingPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
         """As many observations as it counts from."""
         return (Reach((_RESIDENT,), self.policy.observed, TO_THE_END),)
-
-    def start(self) -> GrowingState:
-        """Nothing seen yet."""
-        return GrowingState()
 
     def advance(self, window: Window, state: GrowingState) -> Outcome:
         """Goes through the observations of each series."""
@@ -219,7 +214,7 @@ class MemoryGrowing(Detector[GrowingState]):
                 self._observe(window, state, name, step, row)
             findings += [_finding(name, episode) for episode in track.watch.take(window.last_step)]
         findings.sort(key=lambda finding: finding.seen_step)
-        return Outcome({"memory.growing": self._check(window, state)}, tuple(findings))
+        return Outcome({"memory.growing": self._check(state)}, tuple(findings))
 
     def _observe(
         self, window: Window, state: GrowingState, name: str, step: int, row: Float64
@@ -289,11 +284,7 @@ class MemoryGrowing(Detector[GrowingState]):
             return _is_soon(facts, step, self.policy) and facts.exhausted < began + epoch
         return track.observed >= self.policy.observed or _is_soon(facts, step, self.policy)
 
-    def _check(self, window: Window, state: GrowingState) -> Check:
-        for name, track in state.tracks.items():
-            episode = track.watch.open(window.last_step)
-            if episode is not None:
-                return Check.open(f"{_finding(name, episode).title}.")
+    def _check(self, state: GrowingState) -> Check:
         track = state.tracks[_RESIDENT]
         if track.points < self.policy.points:
             least = (self.policy.points + self.policy.skipped) * Minima().size

@@ -17,7 +17,6 @@ from rankscope.server.detectors.metric.past import Past
 from rankscope.server.detectors.metric.peers import BLOCK, LEAST, Peers
 from rankscope.server.detectors.metric.series import is_asked, is_clock, is_logged
 from rankscope.server.detectors.metric.silence import Silence
-from rankscope.server.detectors.policy import Policy
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import if_several
 from rankscope.server.window import Bool, Check, Float64, Int64, Window
@@ -169,12 +168,7 @@ class MetricAnomaly(Detector[AnomalyState]):
         ),
     )
 
-    policies: ClassVar[type[Policy]] = MetricPolicy
     policy: MetricPolicy
-
-    def start(self) -> AnomalyState:
-        """Nothing seen yet."""
-        return AnomalyState()
 
     def advance(self, window: Window, state: AnomalyState) -> Outcome:
         """Asks every series."""

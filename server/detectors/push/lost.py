@@ -98,12 +98,7 @@ class PushLost(Detector[LostState]):
     lasting: ClassVar[str] = "pushes are counted on both sides, whatever is recorded"
     wants: ClassVar[tuple[str, ...]] = (*SERIES, "pushes")
     min_ranks: ClassVar[int] = 2
-    policies: ClassVar[type[Policy]] = LostPolicy
     policy: LostPolicy
-
-    def start(self) -> LostState:
-        """Nobody has pushed."""
-        return LostState()
 
     def advance(self, window: Window, state: LostState) -> Outcome:
         """Goes through pushes and reports, version by version."""
@@ -126,7 +121,7 @@ class PushLost(Detector[LostState]):
             for _, account in sorted(state.accounts.items())
             for episode in account.watch.take(window.last_step)
         ]
-        return Outcome({"push.lost": _check(window, state)}, tuple(findings))
+        return Outcome({"push.lost": _check(state)}, tuple(findings))
 
     def _account(self, state: LostState, worker: int) -> Account:
         known = state.accounts.get(worker)
@@ -210,11 +205,7 @@ def _finding(episode: Episode[Missing]) -> Finding:
     )
 
 
-def _check(window: Window, state: LostState) -> Check:
-    for account in state.accounts.values():
-        episode = account.watch.open(window.last_step)
-        if episode is not None:
-            return Check.open(f"{_finding(episode).title}.")
+def _check(state: LostState) -> Check:
     reported = sum(account.applied > 0 for account in state.accounts.values())
     if not reported or not state.judged:
         return Check.not_applicable("No parameter server has reported a push.")

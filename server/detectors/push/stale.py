@@ -81,7 +81,6 @@ class Pace:
 class StaleState:
     """Attributes: judged pushes; what is remembered of each worker."""
 
-    steps: int = 0
     judged: int = 0
     most: int = 0
     paces: dict[int, Pace] = field(default_factory=dict)
@@ -118,7 +117,6 @@ class PushStale(Detector[StaleState]):
     lasting: ClassVar[str] = "every push is reported with its version"
     wants: ClassVar[tuple[str, ...]] = SERIES
     min_ranks: ClassVar[int] = 2
-    policies: ClassVar[type[Policy]] = StalePolicy
     effects: ClassVar[tuple[Rule, ...]] = (
         Rule(
             root=("push.stale",),
@@ -134,13 +132,8 @@ class PushStale(Detector[StaleState]):
     )
     policy: StalePolicy
 
-    def start(self) -> StaleState:
-        """Nobody has pushed."""
-        return StaleState()
-
     def advance(self, window: Window, state: StaleState) -> Outcome:
         """Goes through the pushes as they were applied."""
-        state.steps += len(window.steps)
         for push in pushes(window):
             self._push(push, state)
         findings = [
@@ -148,7 +141,7 @@ class PushStale(Detector[StaleState]):
             for _, pace in sorted(state.paces.items())
             for episode in pace.watch.take(window.last_step)
         ]
-        return Outcome({"push.stale": _check(window, state)}, tuple(findings))
+        return Outcome({"push.stale": _check(state)}, tuple(findings))
 
     def _push(self, push: Push, state: StaleState) -> None:
         policy = self.policy
@@ -218,11 +211,7 @@ def _finding(episode: Episode[Old]) -> Finding:
     )
 
 
-def _check(window: Window, state: StaleState) -> Check:
-    for pace in state.paces.values():
-        episode = pace.watch.open(window.last_step)
-        if episode is not None:
-            return Check.open(f"{_finding(episode).title}.")
+def _check(state: StaleState) -> Check:
     if not state.judged:
         return Check.not_applicable("No parameter server has reported a push.")
     return Check.ok(

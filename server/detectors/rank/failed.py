@@ -105,12 +105,7 @@ class RankFailed(Detector[FailedState]):
         ),
     )
 
-    policies: ClassVar[type[Policy]] = FailedPolicy
     policy: FailedPolicy
-
-    def start(self) -> FailedState:
-        """Nobody has failed."""
-        return FailedState()
 
     def advance(self, window: Window, state: FailedState) -> Outcome:
         """Looks at how the ranks ended."""

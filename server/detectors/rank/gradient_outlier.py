@@ -17,7 +17,7 @@ from rankscope.server.detectors.effects import EPISODE, Rule
 from rankscope.server.detectors.history import RankHistory
 from rankscope.server.detectors.loss_weights import INPUTS, LossWeights
 from rankscope.server.detectors.peers import Change, PeerChange
-from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
+from rankscope.server.detectors.policy import Count, Observations, Share, Sigmas, Times
 from rankscope.server.detectors.rank.arithmetic import Arithmetic, ArithmeticPolicy
 from rankscope.server.detectors.rank.opposed import OpposedGradients
 from rankscope.server.detectors.rank.outlier_findings import GradientOutlier, gradient_finding
@@ -104,7 +104,6 @@ class GradientOutlierState:
     spacing: Spacing = field(default_factory=Spacing)
     far: int = -(2**62)
     firing: int = 0
-    steps: int = 0
     judged: int = 0
     offset: GradientOutlier | None = None
     bursting: dict[int, GradientOutlier] = field(default_factory=dict)
@@ -202,7 +201,6 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         ),
     )
 
-    policies: ClassVar[type[Policy]] = GradientOutlierPolicy
     policy: GradientOutlierPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
@@ -226,7 +224,6 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
     def advance(self, window: Window, state: GradientOutlierState) -> Outcome:
         """Looks at every step at which all ranks report their norm."""
         findings: list[Finding] = []
-        state.steps += len(window.steps)
         for made in window.element_sums:
             state.arithmetic.observe(made)
         state.opposed.take(window)
@@ -278,9 +275,7 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
                 known.last_step = max(known.last_step, window.last_step)
             findings.append(gradient_finding(known, key))
         findings += state.arithmetic.take() + state.opposed.findings(window)
-        return Outcome(
-            {"rank.gradient_outlier": _check(window, state, self.policy)}, tuple(findings)
-        )
+        return Outcome({"rank.gradient_outlier": _check(state, self.policy)}, tuple(findings))
 
     def _judge(
         self,
@@ -479,13 +474,7 @@ def _onset(history: RankHistory, known: Int64, column: int) -> int:
     return int(steps[there][0] if abs(before) >= 0.5 * abs(after) else steps[there][at])
 
 
-def _check(window: Window, state: GradientOutlierState, policy: GradientOutlierPolicy) -> Check:
-    for key, known in state.present():
-        return Check.open(f"{gradient_finding(known, key).title}.")
-    for finding in state.arithmetic.take():
-        return Check.open(f"{finding.title}.")
-    if title := state.opposed.title(window.last_step):
-        return Check.open(f"{title}.")
+def _check(state: GradientOutlierState, policy: GradientOutlierPolicy) -> Check:
     if state.judged < policy.least:
         return Check.insufficient(
             f"{count(state.judged, 'sample')} of {policy.least} at all ranks' local gradients."

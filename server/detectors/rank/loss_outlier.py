@@ -161,7 +161,6 @@ class RankLossOutlier(Detector[LossOutlierState]):
     wants: ClassVar[tuple[str, ...]] = ("accuracy", "samples", *INPUTS)
     min_ranks: ClassVar[int] = 2
 
-    policies: ClassVar[type[Policy]] = LossOutlierPolicy
     policy: LossOutlierPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
@@ -446,8 +445,6 @@ class RankLossOutlier(Detector[LossOutlierState]):
         )
 
     def _check(self, state: LossOutlierState) -> Check:
-        if state.incident is not None:
-            return Check.open(f"{loss_finding(state.incident).title}.")
         if not state.windows:
             return Check.insufficient(
                 f"{count(len(state.losses), 'step')} with finite losses of two or more ranks; "

@@ -97,12 +97,7 @@ class RankSilent(Detector[SilentState]):
         "it is judged by when a rank was last heard of, not by what is recorded"
     )
 
-    policies: ClassVar[type[Policy]] = SilentPolicy
     policy: SilentPolicy
-
-    def start(self) -> SilentState:
-        """Nobody heard of yet."""
-        return SilentState()
 
     def advance(self, window: Window, state: SilentState) -> Outcome:
         """Looks at when each rank was last heard of."""

@@ -107,12 +107,7 @@ class RankStalled(Detector[StalledState]):
     wants: ClassVar[tuple[str, ...]] = (_DURATION,)
     min_ranks: ClassVar[int] = 2
 
-    policies: ClassVar[type[Policy]] = StalledPolicy
     policy: StalledPolicy
-
-    def start(self) -> StalledState:
-        """Nobody has stalled."""
-        return StalledState()
 
     def advance(self, window: Window, state: StalledState) -> Outcome:
         """Puts together where the ranks are."""

@@ -8,7 +8,6 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.policy import Policy
 from rankscope.server.detectors.rank.findings import finding_of_jitter, finding_of_late
 from rankscope.server.detectors.rank.jitter import Jittering
 from rankscope.server.detectors.rank.lateness import (
@@ -79,7 +78,6 @@ class RankStarved(Detector[StarvedState]):
     wants: ClassVar[tuple[str, ...]] = (*NAMES, _RECEIVED)
     min_ranks: ClassVar[int] = 2
 
-    policies: ClassVar[type[Policy]] = LatenessPolicy
     policy: LatenessPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
@@ -118,7 +116,7 @@ class RankStarved(Detector[StarvedState]):
         if not state.rounds.met:
             # Between averages nobody waits for a rank that is late once: `rank.straggler` has them.
             findings += now_and_then
-        return Outcome({"rank.starved": _check(state, window)}, tuple(findings))
+        return Outcome({"rank.starved": _check(state)}, tuple(findings))
 
     def _of_data(self, state: StarvedState, block: Timed) -> Bool:
         """Which ranks' times are a wait for data, bool [N, R].
@@ -180,13 +178,8 @@ def _jittering(late: Jittering, policy: LatenessPolicy) -> Finding:
     )
 
 
-def _check(state: StarvedState, window: Window) -> Check:
+def _check(state: StarvedState) -> Check:
     lateness = state.lateness
-    if lateness.current is not None and not lateness.current.over(window.last_step):
-        return Check.open(f"{_finding(lateness.current).title}.")
-    jitter = lateness.jitter.current
-    if jitter is not None and not state.rounds.met and not jitter.over(window.last_step):
-        return Check.open(f"{_jittering(jitter, lateness.policy).title}.")
     if lateness.judged < lateness.policy.looks:
         return Check.insufficient(
             f"{count(lateness.judged, 'step')} of {lateness.policy.looks} with two ranks' times."

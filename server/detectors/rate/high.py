@@ -16,6 +16,7 @@ from rankscope.server.detectors.layer.dead import LayerDead
 from rankscope.server.detectors.loss.diverging import LossDiverging
 from rankscope.server.detectors.loss.oscillating import LossOscillating
 from rankscope.server.detectors.policy import Count, Observations, Policy, RisePolicy, Share, Steps
+from rankscope.server.detectors.waiting import too_few
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number
 from rankscope.server.window import Check, Status, Window
@@ -124,7 +125,6 @@ class RateTooHigh(Detector[HighState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("lr.too_high",)
-    policies: ClassVar[type[Policy]] = HighPolicy
     needs: ClassVar[tuple[str, ...]] = ("loss", "lr")
     wants: ClassVar[tuple[str, ...]] = (
         *("grad_norm", "grad_norm_preclip", "update_ratio", "input_rms"),
@@ -241,8 +241,7 @@ def _check(
         kind, step = state.current
         return Check.open(f"The learning rate is too high: {kind} since step {step}.")
     if state.total < policy.evidence:
-        why = f"{count(state.total, 'loss value')} of {policy.evidence} needed."
-        return Check.insufficient(why)
+        return too_few(state.total, "loss value", policy.evidence)
     for kind, check in asked.items():
         if check.status is Status.INSUFFICIENT_DATA:
             return Check(check.status, f"{kind}, which it follows from, is not judged: {check.why}")

@@ -13,6 +13,7 @@ from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outco
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share
 from rankscope.server.detectors.statistics import Progress
+from rankscope.server.detectors.waiting import too_few
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, if_several, number, percent
 from rankscope.server.window import Check, Window
@@ -147,7 +148,6 @@ class RateTooLow(Detector[LowState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("lr.too_low",)
-    policies: ClassVar[type[Policy]] = LowPolicy
     needs: ClassVar[tuple[str, ...]] = ("loss", "lr")
     wants: ClassVar[tuple[str, ...]] = ("update_ratio", "accuracy", "explained_deviance")
 
@@ -193,7 +193,7 @@ class RateTooLow(Detector[LowState]):
         findings = tuple(
             _finding(e, state, self.policy, window) for e in state.watch.take(window.last_step)
         )
-        return Outcome({"lr.too_low": _check(window, state, self.policy)}, findings)
+        return Outcome({"lr.too_low": _check(state, self.policy)}, findings)
 
     def _rate(self, step: int, rate: float, state: LowState) -> None:
         state.rates += 1
@@ -278,13 +278,9 @@ class RateTooLow(Detector[LowState]):
         return Slow(state.rate, state.peak, update, first, last, steps)
 
 
-def _check(window: Window, state: LowState, policy: LowPolicy) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check.open(f"{_finding(episode, state, policy, window).title}.")
+def _check(state: LowState, policy: LowPolicy) -> Check:
     if state.progress.count < policy.evidence:
-        why = f"{count(state.progress.count, 'finite loss value')} of {policy.evidence} needed."
-        return Check.insufficient(why)
+        return too_few(state.progress.count, "finite loss value", policy.evidence)
     rate, peak = number(state.rate), number(state.peak)
     if len(state.updates) < policy.updates:
         return Check.insufficient(

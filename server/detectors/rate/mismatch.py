@@ -180,7 +180,6 @@ class RateMismatch(Detector[MismatchState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("lr.batch_mismatch",)
-    policies: ClassVar[type[Policy]] = MismatchPolicy
     needs: ClassVar[tuple[str, ...]] = ("lr", "samples")
     wants: ClassVar[tuple[str, ...]] = ("loss", *SERIES[1:])
 
@@ -226,7 +225,7 @@ class RateMismatch(Detector[MismatchState]):
             _finding(e, self.policy, signed=state.signed)
             for e in state.watch.take(window.last_step)
         )
-        return Outcome({"lr.batch_mismatch": _check(window, state, self.policy)}, findings)
+        return Outcome({"lr.batch_mismatch": _check(state, self.policy)}, findings)
 
     def _usual(self, state: MismatchState) -> bool:
         """Whether the last batch is of the size that is known."""
@@ -430,10 +429,7 @@ def _finding(episode: Episode[Mismatch], policy: MismatchPolicy, *, signed: bool
     )
 
 
-def _check(window: Window, state: MismatchState, policy: MismatchPolicy) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check.open(f"{_finding(episode, policy, signed=state.signed).title}.")
+def _check(state: MismatchState, policy: MismatchPolicy) -> Check:
     if not math.isfinite(state.size):
         if state.seen < 5 * policy.in_a_row:
             why = f"{count(state.seen, 'batch size')} so far, of {policy.in_a_row} alike needed."

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-from rankscope.server.detectors.reduction.explain import finding_of
 from rankscope.server.detectors.reduction.state import ReductionState
 from rankscope.server.detectors.wording import count, listing, ranks
 from rankscope.server.window import Check, Window
 
 # Steps after which a run without any reduction that could be examined has none that ever can be.
-_GRACE = 20
 
 
 def check_of(window: Window, state: ReductionState) -> Check:
     """What the reductions examined so far show, and what was not examined and why."""
-    for watch in (state.watch, state.notes):
-        episode = watch.open(window.last_step)
-        if episode is not None:
-            return Check.open(f"{finding_of(episode).title}.")
-    parts = (state.shards, state.means, state.averages, state.unreduced, state.gain)
-    for part in (*parts, state.counted):
-        if title := part.title(window.last_step):
-            return Check.open(f"{title}.")
     hooks = _hooks(window)
     if not state.compared and state.averages.kept:
         kept = count(state.averages.kept, "average")
         return Check.ok(f"At {kept} of the parameters the mean of the ranks stayed where it was.")
     if not state.compared:
-        if state.steps < _GRACE:
-            return Check.insufficient("No reduction has been examined yet.")
         return Check.missing(
             "No step has the gradients of all ranks before the reduction and after it: they "
-            "are read at sampled steps only, and not under FSDP."
+            "are read at sampled steps only, and not under FSDP.",
+            early="No reduction has been examined yet.",
         )
     if state.compared == state.unequal:
         return Check.suspended("The ranks never agreed on what came out: that is desync.gradients.")

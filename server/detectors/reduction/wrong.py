@@ -137,7 +137,6 @@ class ReductionWrong(Detector[ReductionState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("reduction.wrong",)
-    policies: ClassVar[type[Policy]] = ReductionPolicy
     wants: ClassVar[tuple[str, ...]] = (
         *("clip_coefficient", "amp_scale", "micro_steps", "grad_norm_local", "grad_norm"),
         *("loss", *INPUTS),
@@ -152,13 +151,8 @@ class ReductionWrong(Detector[ReductionState]):
         """Consecutive reductions that are off by a factor."""
         return (Reach(("reductions",), self.policy.held, LASTS_SAMPLED),)
 
-    def start(self) -> ReductionState:
-        """Nothing examined yet."""
-        return ReductionState()
-
     def advance(self, window: Window, state: ReductionState) -> Outcome:
         """Goes through the reductions whose both sides are known."""
-        state.steps += len(window.steps)
         if window.reductions:
             state.losses.take(window)
         for made in window.reductions:

@@ -12,7 +12,7 @@ import numpy as np
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.effects import BLUR, Rule
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.policy import Count, Observations, Policy, Seconds, Times
+from rankscope.server.detectors.policy import Count, Observations, Seconds, Times
 from rankscope.server.detectors.rank.lateness import QUEUEING, timed, timed_median
 from rankscope.server.detectors.statistics import change_point, known_median
 from rankscope.server.detectors.throughput.recurring import (
@@ -146,7 +146,6 @@ class ThroughputDropped(Detector[DroppedState]):
     kinds: ClassVar[tuple[str, ...]] = ("throughput.dropped",)
     needs: ClassVar[tuple[str, ...]] = ("step_seconds",)
     wants: ClassVar[tuple[str, ...]] = _NAMES
-    policies: ClassVar[type[Policy]] = DroppedPolicy
     effects: ClassVar[tuple[Rule, ...]] = (
         Rule(
             root=("rank.straggler", "rank.starved", "collective.slow"),
@@ -193,7 +192,7 @@ class ThroughputDropped(Detector[DroppedState]):
                 self._judge(step, state)
         findings = [_finding(e) for e in state.watch.take(window.last_step)]
         findings += [_recurring(e) for e in state.recurring.watch.take(window.last_step)]
-        return Outcome({"throughput.dropped": self._check(window, state)}, tuple(findings))
+        return Outcome({"throughput.dropped": self._check(state)}, tuple(findings))
 
     def _judge(self, step: int, state: DroppedState) -> None:
         policy = self.policy
@@ -240,13 +239,7 @@ class ThroughputDropped(Detector[DroppedState]):
         longer = sum(numbers[_ALONE] > least for numbers in state.past)
         return longer > 0.2 * len(state.past)
 
-    def _check(self, window: Window, state: DroppedState) -> Check:
-        episode = state.watch.open(window.last_step)
-        if episode is not None:
-            return Check.open(f"{_finding(episode).title}.")
-        long_steps = state.recurring.watch.open(window.last_step)
-        if long_steps is not None:
-            return Check.open(f"{title(long_steps.facts)}.")
+    def _check(self, state: DroppedState) -> Check:
         if state.judged:
             return Check.ok(f"{count(state.seen, 'step')} took no longer than those before them.")
         least = self.policy.before + self.policy.size + self.policy.skipped

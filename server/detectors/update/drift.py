@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.policy import Number, Observations, Policy, Share, Times
+from rankscope.server.detectors.policy import Number, Observations, Share, Times
 from rankscope.server.detectors.statistics import exceeds, mean_over_ranks
 from rankscope.server.detectors.update import held
 from rankscope.server.detectors.update.held import HeldPolicy, HeldState
@@ -141,7 +141,6 @@ class UpdateDrift(Detector[DriftState]):
     needs: ClassVar[tuple[str, ...]] = ("weight_norm",)
     wants: ClassVar[tuple[str, ...]] = held.SERIES
 
-    policies: ClassVar[type[Policy]] = DriftPolicy
     policy: DriftPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
@@ -164,7 +163,7 @@ class UpdateDrift(Detector[DriftState]):
             state.held.push(step, row)
         findings = [_finding(e, self.policy) for e in state.watch.take(window.last_step)]
         findings += [held.finding(e) for e in state.held.watch.take(window.last_step)]
-        return Outcome({"update.drift": _check(window, state, self.policy)}, tuple(findings))
+        return Outcome({"update.drift": _check(state, self.policy)}, tuple(findings))
 
     def _judge(self, step: int, state: DriftState) -> None:
         policy, now, first_step = self.policy, median(state.newest), state.steps[0]
@@ -202,12 +201,7 @@ def _onset(state: DriftState, grows: bool, policy: DriftPolicy) -> int:
     return state.steps[min(usual[-1] + 1 if usual else 0, len(state.steps) - 1)]
 
 
-def _check(window: Window, state: DriftState, policy: DriftPolicy) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check.open(f"{_finding(episode, policy).title}.")
-    if (down := state.held.watch.open(window.last_step)) is not None:
-        return Check.open(f"{held.finding(down).title}.")
+def _check(state: DriftState, policy: DriftPolicy) -> Check:
     if state.count < policy.evidence:
         why = f"{count(state.count, 'norm')} of the parameters of {policy.evidence} needed."
         return Check.insufficient(why)

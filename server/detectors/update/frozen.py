@@ -16,8 +16,6 @@ _EVENT = "parameters.written"
 # time. Nobody is kept waiting for longer than this: target networks are brought up to date after
 # 100 to 1,000 steps, epochs of larger ones may end later.
 _LONGEST_WAIT = 1024
-# Steps after which it is certain that a rank has frozen parameters, or has none.
-_GRACE = 20
 
 
 @dataclass(slots=True)
@@ -59,7 +57,6 @@ class FrozenState:
         closed: tensors that are written again and again.
     """
 
-    steps: int = 0
     begin: int = -1
     last_step: int = -1
     writes: dict[str, Write] = field(default_factory=dict)
@@ -105,13 +102,8 @@ class UpdateFrozen(Detector[FrozenState]):
         ),
     )
 
-    def start(self) -> FrozenState:
-        """Nothing seen yet."""
-        return FrozenState()
-
     def advance(self, window: Window, state: FrozenState) -> Outcome:
         """Takes what the ranks report."""
-        state.steps += len(window.steps)
         state.last_step = max(state.last_step, window.last_step)
         if state.begin < 0 and len(window.steps):
             state.begin = int(window.steps[0])
@@ -148,18 +140,13 @@ class UpdateFrozen(Detector[FrozenState]):
                     state, names, max(last_step, state.writes[names[0]].reported_at(state.begin))
                 )
             )
-        check = self._check(window, state, findings)
-        return Outcome({"update.frozen": check}, tuple(findings))
+        return Outcome({"update.frozen": self._check(window, state)}, tuple(findings))
 
-    def _check(self, window: Window, state: FrozenState, findings: list[Finding]) -> Check:
-        current = [f for f in findings if f.last_step >= state.last_step]
-        if current:
-            return Check.open(f"{current[-1].title}.")
+    def _check(self, window: Window, state: FrozenState) -> Check:
         held = window.config.get("frozen_tensors")
         if not held:
-            if state.steps < _GRACE:
-                return Check.insufficient("Nothing is known of the parameters yet.")
-            return Check.not_applicable("The model has no parameter that is frozen.")
+            why = "The model has no parameter that is frozen."
+            return Check.not_applicable(why, early="Nothing is known of the parameters yet.")
         return Check.ok(f"No rank has seen one of {count(int(held), 'frozen tensor')} change once.")
 
 

@@ -28,7 +28,6 @@ from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count
 from rankscope.server.window import Check, Window
 
-_GRACE = 20
 # Gradient norms that say how large they were at first.
 _FIRST = 32
 _FROZEN = "parameters.frozen"
@@ -96,7 +95,6 @@ class MissingState:
         longest: longest step so far, seconds.
     """
 
-    steps: int = 0
     judged: int = 0
     without: int = 0
     digests: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -162,7 +160,6 @@ class UpdateMissing(Detector[MissingState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("update.missing",)
-    policies: ClassVar[type[Policy]] = MissingPolicy
     wants: ClassVar[tuple[str, ...]] = (
         "tensors_unchanged",
         "grad_norm",
@@ -191,13 +188,8 @@ class UpdateMissing(Detector[MissingState]):
         seen = "words/parameters", "tensors_unchanged"
         return (Reach(seen, self.policy.some, LASTS_SAMPLED),)
 
-    def start(self) -> MissingState:
-        """Nothing seen yet."""
-        return MissingState()
-
     def advance(self, window: Window, state: MissingState) -> Outcome:
         """Looks at what the optimizer holds, and at each step's parameters."""
-        state.steps += len(window.steps)
         self._coverage(window, state)
         digest_series = window.digests.get("parameters")
         rows = {name: dict(_by_step(window, name)) for name in self.wants}
@@ -256,12 +248,7 @@ class UpdateMissing(Detector[MissingState]):
             findings.append(cut)
         if known is not None:
             findings.append(outside_finding(known, state.begun, max(window.last_step, state.begun)))
-        check = _check(window, state)
-        if unstepped is not None:
-            check = Check.open(f"{unstepped.title}.")
-        if cut is not None:
-            check = Check.open(f"{cut.title}.")
-        return Outcome({"update.missing": check}, tuple(findings))
+        return Outcome({"update.missing": _check(state)}, tuple(findings))
 
     def _unstepped(self, window: Window, state: MissingState) -> Finding | None:
         """Of ranks that call `backward` and never step."""
@@ -446,26 +433,16 @@ def _by_step(window: Window, name: str) -> list[tuple[int, np.ndarray[Any, np.dt
     return list(zip(steps.tolist(), rows, strict=True))
 
 
-def _check(window: Window, state: MissingState) -> Check:
-    episode = state.watch.open(window.last_step)
-    for still in (state.elsewhere, state.uncovered):
-        if still is not None:
-            return Check.open(f"{outside_finding(still, state.begun, 0).title}.")
-    if episode is not None:
-        return Check.open(f"{finding_of(episode, window).title}.")
-    stopped = state.frozen.open(window.last_step)
-    if stopped is not None:
-        return Check.open(f"{frozen_finding(stopped, window).title}.")
+def _check(state: MissingState) -> Check:
     if not state.judged:
-        if state.steps < _GRACE:
-            return Check.insufficient("No update has been examined yet.")
         if state.without:
             return Check.insufficient(
                 f"The gradient was exactly zero at all {count(state.without, 'checked step')}: "
                 "nothing was to be moved."
             )
-        return Check.missing(
+        why = (
             "No rank posts its parameters of two consecutive steps together with its gradient's "
             "norm and learning rate."
         )
+        return Check.missing(why, early="No update has been examined yet.")
     return Check.ok(f"Every update moved the parameters, at {count(state.judged, 'checked step')}.")

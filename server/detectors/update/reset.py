@@ -14,8 +14,6 @@ from rankscope.server.window import Check, Window
 # Ranks sample their states at intervals of their own: what they report within this many steps is
 # one event. 16 steps are sampled after each report.
 _TOGETHER = 16
-# Steps after which it is certain that a rank's optimizer has a state that can be followed.
-_GRACE = 20
 # A moment of Adam forgets within some 1 / (1 - beta) steps: 10 and 1,000 by default. The first of
 # them has the updates of its own size back after this many.
 _CLEAR = 32
@@ -25,7 +23,6 @@ _CLEAR = 32
 class ResetState:
     """What is remembered: steps so far, and what the ranks report."""
 
-    steps: int = 0
     last_step: int = -1
     resets: Resets = field(default_factory=Resets)
 
@@ -69,13 +66,8 @@ class UpdateReset(Detector[ResetState]):
         ),
     )
 
-    def start(self) -> ResetState:
-        """Nothing seen yet."""
-        return ResetState()
-
     def advance(self, window: Window, state: ResetState) -> Outcome:
         """Takes what the ranks report."""
-        state.steps += len(window.steps)
         state.last_step = max(state.last_step, window.last_step)
         state.resets.take(window)
         everyone = {*window.ranks.tolist()}
@@ -88,14 +80,10 @@ class UpdateReset(Detector[ResetState]):
             late = state.last_step >= group[0].step + _TOGETHER
             if whole or (late and paired.isdisjoint(who)):
                 findings.append(_finding(group, whole=whole))
-        current = [f for f in findings if f.last_step + _CLEAR >= state.last_step]
-        check = Check.ok("No rank has seen its optimizer's state change between two steps.")
-        if current:
-            check = Check.open(f"{current[-1].title}.")
-        elif state.steps < _GRACE:
-            check = Check.insufficient("Too few steps to know the optimizer's state.")
-        elif findings:
-            check = Check.ok(f"The last such change was at step {findings[-1].first_step}.")
+        why = "No rank has seen its optimizer's state change between two steps."
+        if findings:
+            why = f"The last such change was at step {findings[-1].first_step}."
+        check = Check.ok(why, early="Too few steps to know the optimizer's state.")
         return Outcome({"update.reset": check}, tuple(findings))
 
 

@@ -95,7 +95,6 @@ class UpdateReverted(Detector[RevertedState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("update.reverted",)
-    policies: ClassVar[type[Policy]] = RevertedPolicy
     effects: ClassVar[tuple[Rule, ...]] = (
         Rule(
             root=("update.reverted",),
@@ -110,10 +109,6 @@ class UpdateReverted(Detector[RevertedState]):
     def reaches(self) -> tuple[Reach, ...]:
         """Writes before sampled steps."""
         return (Reach((f"words/{_BETWEEN}",), self.policy.recurs, LASTS_SAMPLED),)
-
-    def start(self) -> RevertedState:
-        """Nothing seen yet."""
-        return RevertedState()
 
     def advance(self, window: Window, state: RevertedState) -> Outcome:
         """Goes through the digests step by step."""
@@ -140,7 +135,7 @@ class UpdateReverted(Detector[RevertedState]):
         findings = tuple(
             _finding(e, window, self.policy) for e in state.watch.take(window.last_step)
         )
-        return Outcome({"update.reverted": self._check(window, state)}, findings)
+        return Outcome({"update.reverted": self._check(state)}, findings)
 
     @staticmethod
     def _returned(past: Past, step: int, change: int) -> int:
@@ -150,10 +145,7 @@ class UpdateReverted(Detector[RevertedState]):
         earlier = past.seen.get((past.digest + change) % 2**64, -1)
         return earlier if earlier < step - 1 else -1
 
-    def _check(self, window: Window, state: RevertedState) -> Check:
-        episode = state.watch.open(window.last_step)
-        if episode is not None:
-            return Check.open(f"{_finding(episode, window, self.policy).title}.")
+    def _check(self, state: RevertedState) -> Check:
         if not state.judged:
             why = "No rank posts what is written to its parameters between two steps."
             return Check.missing(why)

@@ -14,10 +14,10 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Policy, Share, Steps, Times
 from rankscope.server.detectors.recurrence import detrended, folded
 from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.waiting import GRACE
 from rankscope.server.detectors.wording import count, if_several, number
 from rankscope.server.window import Check, Window
 
-_GRACE = 20
 _WRAPPED = "scheduler.wrapped"
 # Rates in which a period is looked for: of up to a sixth of them, 10 steps.
 _RATES = 64
@@ -152,7 +152,6 @@ class ScheduleMismatch(Detector[ScheduleState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("schedule.mismatch",)
-    policies: ClassVar[type[Policy]] = SchedulePolicy
     needs: ClassVar[tuple[str, ...]] = ("lr",)
     wants: ClassVar[tuple[str, ...]] = ("scheduler_steps", "micro_steps")
 
@@ -160,11 +159,7 @@ class ScheduleMismatch(Detector[ScheduleState]):
 
     def reaches(self) -> tuple[Reach, ...]:
         """Consecutive learning rates that are as good as zero."""
-        return (Reach(self.needs, _GRACE, TO_THE_END),)
-
-    def start(self) -> ScheduleState:
-        """Nothing seen yet."""
-        return ScheduleState()
+        return (Reach(self.needs, GRACE, TO_THE_END),)
 
     def advance(self, window: Window, state: ScheduleState) -> Outcome:
         """Follows the learning rate."""
@@ -202,7 +197,7 @@ class ScheduleMismatch(Detector[ScheduleState]):
         serious = any(finding.severity == "warning" for finding in fast)
         alternates = [_alternates(e) for e in state.alternates.take(window.last_step)]
         findings = (*fast, *(() if serious else ended), *alternates)
-        return Outcome({"schedule.mismatch": _check(window, state)}, findings)
+        return Outcome({"schedule.mismatch": _check(state)}, findings)
 
     def _little(self, step: int, rate: float, state: ScheduleState) -> None:
         """Whether nearly all of a training has a rate that is negligible beside its largest."""
@@ -382,17 +377,8 @@ def _finding(episode: Episode[Ended], window: Window) -> Finding:
     )
 
 
-def _check(window: Window, state: ScheduleState) -> Check:
-    fast = state.fast.open(window.last_step)
-    if fast is not None:
-        return Check.open(f"{_too_fast(fast, window).title}.")
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check.open(f"{_finding(episode, window).title}.")
-    alternates = state.alternates.open(window.last_step)
-    if alternates is not None:
-        return Check.open(f"{_alternates(alternates).title}.")
-    if state.judged < _GRACE:
+def _check(state: ScheduleState) -> Check:
+    if state.judged < GRACE:
         return Check.insufficient(f"{count(state.judged, 'learning rate')} so far.")
     return Check.ok(
         f"The learning rate has not come to its end in {count(state.judged, 'step')}"
