@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -139,9 +139,9 @@ class EvaluationMode(Detector[ModeState]):
         PyTorch's documentation of `Module.train` and `Module.eval`.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = (_KIND,)
-    lasting: ClassVar[str] = "a mode stays as it is until something sets it"
-    wants: ClassVar[tuple[str, ...]] = (_SERIES,)
+    kinds = (_KIND,)
+    lasting = "a mode stays as it is until something sets it"
+    wants = (_SERIES,)
 
     policy: ModePolicy
 

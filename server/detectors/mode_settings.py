@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.effects import EPISODE, Rule
@@ -54,9 +54,9 @@ class ModeSettings(Detector[SettingsState]):
         TensorFlow 1 and `keep_prob`; Keras' `momentum` of 0.99, which is PyTorch's 0.01.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = (_KIND,)
-    lasting: ClassVar[str] = "settings stay as they are until something sets them"
-    effects: ClassVar[tuple[Rule, ...]] = (
+    kinds = (_KIND,)
+    lasting = "settings stay as they are until something sets them"
+    effects = (
         Rule(
             root=(_KIND,),
             consequence=("loss.plateau", "accuracy.stalled", "generalization.gap", "batch.noise"),

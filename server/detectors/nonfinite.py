@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -72,9 +71,9 @@ class EvaluationNonFinite(Detector[ValuesState]):
         What decides which checkpoint is kept is no number; comparisons with NaN are all false.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("eval.nonfinite",)
-    lasting: ClassVar[str] = "each evaluation is reported as a whole"
-    wants: ClassVar[tuple[str, ...]] = LOSS_LIKE
+    kinds = ("eval.nonfinite",)
+    lasting = "each evaluation is reported as a whole"
+    wants = LOSS_LIKE
 
     def advance(self, window: Window, state: ValuesState) -> Outcome:
         """Looks at every value of every such series, step by step."""
@@ -136,9 +135,9 @@ class BuffersNonFinite(Detector[ValuesState]):
         Statistics are averages over the batches so far: one NaN in them stays.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("buffers.nonfinite",)
-    lasting: ClassVar[str] = "what is not finite stays in a buffer"
-    wants: ClassVar[tuple[str, ...]] = (BUFFERS,)
+    kinds = ("buffers.nonfinite",)
+    lasting = "what is not finite stays in a buffer"
+    wants = (BUFFERS,)
 
     def advance(self, window: Window, state: ValuesState) -> Outcome:
         """Takes the counts, and the names that ranks reported."""

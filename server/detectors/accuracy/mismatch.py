@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -79,9 +78,9 @@ class AccuracyMismatch(Detector[MismatchState]):
         it.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("accuracy.mismatch",)
-    of_one_task: ClassVar[bool] = True
-    needs: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
+    kinds = ("accuracy.mismatch",)
+    of_one_task = True
+    needs = ("loss", "accuracy")
 
     policy: MismatchPolicy
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -152,9 +151,9 @@ class AccuracyStalled(Detector[StalledState]):
         an unbalanced problem with too small a rate, and on no healthy run of the corpus.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("accuracy.stalled",)
-    of_one_task: ClassVar[bool] = True
-    wants: ClassVar[tuple[str, ...]] = (
+    kinds = ("accuracy.stalled",)
+    of_one_task = True
+    wants = (
         *("loss", "accuracy", "lr", "update_ratio", "explained_deviance"),
         "*",
     )

@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -134,9 +133,9 @@ class BatchNoise(Detector[NoiseState]):
         appendix A.1: steps grow by 1 + noise/B, samples by 1 + B/noise.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("batch.noise",)
-    needs: ClassVar[tuple[str, ...]] = ("grad_norm", "grad_norm_local")
-    wants: ClassVar[tuple[str, ...]] = (
+    kinds = ("batch.noise",)
+    needs = ("grad_norm", "grad_norm_local")
+    wants = (
         "grad_norm_preclip",
         "clip_coefficient",
         "amp_scale",
@@ -144,7 +143,7 @@ class BatchNoise(Detector[NoiseState]):
         "loss",
         "accuracy",
     )
-    min_ranks: ClassVar[int] = 2
+    min_ranks = 2
 
     policy: NoisePolicy
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
@@ -87,9 +86,9 @@ class CompressionError(Detector[CompressionState]):
         tenth of the steps: what is lost in the first ones is not made good.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("compression.error",)
-    wants: ClassVar[tuple[str, ...]] = ("clip_coefficient", "amp_scale")
-    min_ranks: ClassVar[int] = 2
+    kinds = ("compression.error",)
+    wants = ("clip_coefficient", "amp_scale")
+    min_ranks = 2
 
     policy: CompressionPolicy
 

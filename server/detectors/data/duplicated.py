@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -90,9 +89,9 @@ class Duplicated(Detector[DuplicatedState]):
         huggingface/datasets#5360 and a dozen like it: a loader without a distributed sampler.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("data.duplicated",)
-    wants: ClassVar[tuple[str, ...]] = ("loss",)
-    min_ranks: ClassVar[int] = 2
+    kinds = ("data.duplicated",)
+    wants = ("loss",)
+    min_ranks = 2
 
     policy: DuplicatedPolicy
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.loss_weights import INPUTS, LossWeights
 from rankscope.server.detectors.policy import Policy, Times
 from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.walking import rows_by_step
 from rankscope.server.detectors.wording import count, number, ranks
 from rankscope.server.window import Check, Float64, Int64, Window
 
@@ -100,9 +100,9 @@ class Imbalanced(Detector[UnevenState]):
         huggingface/transformers#34191, pytorch/torchtune#1875: means of unequal numbers of tokens.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("data.imbalanced",)
-    wants: ClassVar[tuple[str, ...]] = (*_COUNTS, "loss", *INPUTS)
-    min_ranks: ClassVar[int] = 2
+    kinds = ("data.imbalanced",)
+    wants = (*_COUNTS, "loss", *INPUTS)
+    min_ranks = 2
 
     policy: ImbalancedPolicy
 
@@ -113,8 +113,7 @@ class Imbalanced(Detector[UnevenState]):
     def advance(self, window: Window, state: UnevenState) -> Outcome:
         """Goes through the sizes of the batches step by step."""
         state.losses.take(window)
-        tokens = rank_rows(window, "tokens")
-        by_step = dict(zip(tokens[0].tolist(), tokens[1], strict=True))
+        by_step = rows_by_step(window, "tokens")
         steps, rows = rank_rows(window, "samples")
         reductions = deque(made for made in window.reductions if made.agreed and made.known)
         for step, samples in zip(steps.tolist(), rows, strict=True):

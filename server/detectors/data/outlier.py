@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -190,9 +189,9 @@ class DataOutlier(Detector[OutlierState]):
         the batches after which the loss had jumped. Never on a healthy run of the corpus.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("data.outlier",)
-    needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = (INPUT_SIZES,)
+    kinds = ("data.outlier",)
+    needs = ("loss",)
+    wants = (INPUT_SIZES,)
     policy: OutlierPolicy
 
     def reaches(self) -> tuple[Reach, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -150,9 +149,9 @@ class Overlap(Detector[OverlapState]):
         mlcommons/training#625: 20 to 30 % of the samples, by a seed of each rank's own.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("data.overlap",)
-    wants: ClassVar[tuple[str, ...]] = ("loader_batches",)
-    min_ranks: ClassVar[int] = 2
+    kinds = ("data.overlap",)
+    wants = ("loader_batches",)
+    min_ranks = 2
 
     policy: OverlapPolicy
 

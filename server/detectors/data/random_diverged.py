@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -91,8 +90,8 @@ class RandomDiverged(Detector[DrawnState]):
         NVIDIA/Megatron-LM#206: a data loader that draws its seed on one tensor-parallel rank.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("desync.rng",)
-    min_ranks: ClassVar[int] = 2
+    kinds = ("desync.rng",)
+    min_ranks = 2
 
     policy: DrawnPolicy
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -119,9 +118,9 @@ class RandomShared(Detector[SharedState]):
         huggingface/transformers#37932, facebookresearch/fastMRI#123.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("rng.shared",)
-    wants: ClassVar[tuple[str, ...]] = (_WORKERS,)
-    min_ranks: ClassVar[int] = 2
+    kinds = ("rng.shared",)
+    wants = (_WORKERS,)
+    min_ranks = 2
 
     policy: SharedPolicy
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -139,10 +138,10 @@ class Replayed(Detector[ReplayedState]):
         huggingface/accelerate#4203.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("data.replayed", "data.unshuffled")
-    wants: ClassVar[tuple[str, ...]] = ("samples", "samples_stored", "loader_batches")
+    kinds = ("data.replayed", "data.unshuffled")
+    wants = ("samples", "samples_stored", "loader_batches")
 
-    effects: ClassVar[tuple[Rule, ...]] = (
+    effects = (
         Rule(
             root=("data.replayed",),
             root_key="own",

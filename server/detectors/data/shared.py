@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -111,9 +110,9 @@ class BatchShared(Detector[SharedState]):
         facebookresearch/metaseq#566: a loader seeded by the global rank under tensor parallelism.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("desync.batch",)
-    wants: ClassVar[tuple[str, ...]] = (_LOSS,)
-    min_ranks: ClassVar[int] = 2
+    kinds = ("desync.batch",)
+    wants = (_LOSS,)
+    min_ranks = 2
 
     policy: SharedPolicy
 

@@ -6,7 +6,6 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import ClassVar
 
 from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.data.batches import batch_digests
@@ -100,9 +99,9 @@ class Unmixed(Detector[UnmixedState]):
         (2 N) for N targets (Miller & Madow 1955), which is corrected for.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("data.unmixed",)
+    kinds = ("data.unmixed",)
 
-    effects: ClassVar[tuple[Rule, ...]] = (
+    effects = (
         Rule(
             root=("data.unmixed",),
             consequence=("loss.oscillating", "gradient.oscillating"),
@@ -128,7 +127,7 @@ class Unmixed(Detector[UnmixedState]):
         ),
     )
 
-    wants: ClassVar[tuple[str, ...]] = (
+    wants = (
         *("target_share", "target_deviance", "samples"),
         *("loss", "explained_deviance"),
     )

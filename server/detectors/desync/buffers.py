@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -183,11 +182,11 @@ class Buffers(Detector[BuffersState]):
         a forward pass and leaves them to each rank until the next.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("desync.buffers",)
-    lasting: ClassVar[str] = (
+    kinds = ("desync.buffers",)
+    lasting = (
         "what differs stays different until something makes it equal: the next comparison finds it"
     )
-    min_ranks: ClassVar[int] = 2
+    min_ranks = 2
 
     policy: BuffersPolicy
 

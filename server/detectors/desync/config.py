@@ -6,10 +6,11 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.desync.precision import SERIES, Precisions
+from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.wording import agree, count, listing, ranks, sentences
 from rankscope.server.window import Check, Window
 
@@ -118,10 +119,10 @@ class Config(Detector[ConfigState]):
         pytorch/pytorch#32426 and others: a node with another checkout or another file.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("desync.config",)
-    wants: ClassVar[tuple[str, ...]] = (SERIES,)
-    lasting: ClassVar[str] = "what ranks were started with is reported once, at attach"
-    min_ranks: ClassVar[int] = 2
+    kinds = ("desync.config",)
+    wants = (SERIES,)
+    lasting = "what ranks were started with is reported once, at attach"
+    min_ranks = 2
 
     def advance(self, window: Window, state: ConfigState) -> Outcome:
         """Compares, once all ranks have said what they are, and after a restart."""
@@ -266,15 +267,12 @@ def _finding(settings: tuple[Setting, ...], step: int, last_step: int) -> Findin
     nobody = ""
     if not decided:
         nobody = "No value is that of most ranks, so nothing shows which ones are wrong."
-    return Finding(
+    return Incident.since(step, last_step).finding(
         kind="desync.config",
         severity=worst.severity,
         title=f"{ranks(suspects).capitalize()} "
         + agree(len(suspects), "was")
         + f" started differently ({worst.called}{more})",
-        seen_step=step,
-        last_step=max(last_step, step),
-        first_step=step,
         ranks=suspects,
         tensors=worst.tensors,
         stage="start",
@@ -285,7 +283,6 @@ def _finding(settings: tuple[Setting, ...], step: int, last_step: int) -> Findin
         ),
         remedy=_remedy(worst),
         # It stands until they are started again, and then it is said anew.
-        clear_after=0,
         evidence={
             "settings": {
                 s.key: {value[:200]: list(held) for value, held in s.values}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -144,10 +144,10 @@ class Progress(Detector[ProgressState]):
         (resumed at another step), NVIDIA-NeMo/Megatron-Bridge#5944 (epochs of unequal lengths).
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("desync.progress",)
-    lasting: ClassVar[str] = "an additional step of one rank stays in its count"
-    wants: ClassVar[tuple[str, ...]] = (*COUNTED, "grad_norm", _DISCARDED, _PASSES)
-    min_ranks: ClassVar[int] = 2
+    kinds = ("desync.progress",)
+    lasting = "an additional step of one rank stays in its count"
+    wants = (*COUNTED, "grad_norm", _DISCARDED, _PASSES)
+    min_ranks = 2
 
     policy: ProgressPolicy
 

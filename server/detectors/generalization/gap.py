@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -169,9 +168,9 @@ class GeneralizationGap(Detector[GapState]):
         that do memorise noise.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("generalization.gap",)
-    needs: ClassVar[tuple[str, ...]] = ("eval/*loss",)
-    wants: ClassVar[tuple[str, ...]] = ("loss", _CONSTANT, "eval/*accuracy")
+    kinds = ("generalization.gap",)
+    needs = ("eval/*loss",)
+    wants = ("loss", _CONSTANT, "eval/*accuracy")
 
     policy: GapPolicy
 

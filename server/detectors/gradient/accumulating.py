@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +12,8 @@ from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Ou
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.gradient.kept_alone import KeptAlone
 from rankscope.server.detectors.policy import Count, Policy, Share, Signed, Times
-from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
+from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.walking import mean_by_step
 from rankscope.server.detectors.wording import agree, count, number, ranks
 from rankscope.server.window import Check, Window
 
@@ -110,8 +111,8 @@ class GradientAccumulating(Detector[AddingState]):
         Linear sketches: sketch(g_k) = sketch(g_(k-1)) + mean of sketches(local g_k).
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("gradient.accumulating",)
-    wants: ClassVar[tuple[str, ...]] = ("grad_cosine", "grad_norm", "gradient_carried")
+    kinds = ("gradient.accumulating",)
+    wants = ("grad_cosine", "grad_norm", "gradient_carried")
 
     policy: AccumulatingPolicy
 
@@ -127,10 +128,9 @@ class GradientAccumulating(Detector[AddingState]):
     def advance(self, window: Window, state: AddingState) -> Outcome:
         """Goes through reductions, and through directions where there are none."""
         patterns = {made.step: made for made in window.reductions if made.agreed and made.known}
-        cosines = dict(
-            zip(*(a.tolist() for a in mean_over_ranks(window, "grad_cosine")), strict=True)
-        )
-        norms = dict(zip(*(a.tolist() for a in mean_over_ranks(window, "grad_norm")), strict=True))
+        whole = all(_holds_all(config) for config in (window.config, *window.configs.values()))
+        cosines = mean_by_step(window, "grad_cosine") if whole else {}
+        norms = mean_by_step(window, "grad_norm")
         held, rows = rank_rows(window, "gradient_carried")
         carried = dict(zip(held.tolist(), np.fmin.reduce(rows, axis=1).tolist(), strict=True))
         keep = {
@@ -139,9 +139,6 @@ class GradientAccumulating(Detector[AddingState]):
             if 0 < np.count_nonzero(row > 0) < np.count_nonzero(~np.isnan(row))
         }
         each = dict(zip(held.tolist(), rows, strict=True))
-        whole = all(_holds_all(config) for config in (window.config, *window.configs.values()))
-        if not whole:
-            cosines = {}
         # A process's first step has nothing before it: empty there says nothing of later ones.
         firsts = {step for begins in window.begins.values() for step in begins}
         carried = {s: size for s, size in carried.items() if s not in firsts or not size <= 0}

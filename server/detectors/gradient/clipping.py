@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -76,8 +75,8 @@ class ClippingSaturated(Detector[ClippingState]):
         microsoft/DeepSpeed#7839: gradients clipped while still scaled by 65,536.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("clipping.saturated",)
-    wants: ClassVar[tuple[str, ...]] = ("clip_coefficient", "amp_scale")
+    kinds = ("clipping.saturated",)
+    wants = ("clip_coefficient", "amp_scale")
 
     policy: ClippingPolicy
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
@@ -89,9 +88,9 @@ class GradientDiscarded(Detector[DiscardedState]):
         The loop that PyTorch's recipe for gradient accumulation warns of.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("gradient.discarded",)
-    needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = ("passes_discarded", "micro_steps", "loss_divisor")
+    kinds = ("gradient.discarded",)
+    needs = ("loss",)
+    wants = ("passes_discarded", "micro_steps", "loss_divisor")
 
     policy: DiscardedPolicy
 

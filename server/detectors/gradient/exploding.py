@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -146,10 +145,10 @@ class GradientExploding(Detector[ExplodingState]):
         small norms of a finished training do not count. Never on a healthy run of the corpus.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("gradient.exploding",)
-    of_one_task: ClassVar[bool] = True
-    needs: ClassVar[tuple[str, ...]] = ("grad_norm",)
-    wants: ClassVar[tuple[str, ...]] = ("grad_norm_preclip", "lr", "loss", *Phases.SERIES)
+    kinds = ("gradient.exploding",)
+    of_one_task = True
+    needs = ("grad_norm",)
+    wants = ("grad_norm_preclip", "lr", "loss", *Phases.SERIES)
 
     policy: ExplodingPolicy
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -118,9 +117,9 @@ class GradientOscillating(Detector[OscillatingState]):
         Healthy runs, also of single samples, have none. Epoch folding: Leahy et al. (1983).
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("gradient.oscillating",)
-    of_one_task: ClassVar[bool] = True
-    effects: ClassVar[tuple[Rule, ...]] = (
+    kinds = ("gradient.oscillating",)
+    of_one_task = True
+    effects = (
         Rule(
             root=("gradient.oscillating",),
             root_key="line",
@@ -136,8 +135,8 @@ class GradientOscillating(Detector[OscillatingState]):
             why="one combination of the parameters decides every step",
         ),
     )
-    needs: ClassVar[tuple[str, ...]] = ("grad_norm",)
-    wants: ClassVar[tuple[str, ...]] = (
+    needs = ("grad_norm",)
+    wants = (
         "grad_norm_preclip",
         "lr",
         "loss",

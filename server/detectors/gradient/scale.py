@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -88,8 +87,8 @@ class ScaleCollapse(Detector[ScaleState]):
         torch.amp.GradScaler halves its scale at each overflow; pytorch/pytorch#67590.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("amp.scale_collapse",)
-    wants: ClassVar[tuple[str, ...]] = ("amp_scale", "steps_skipped")
+    kinds = ("amp.scale_collapse",)
+    wants = ("amp_scale", "steps_skipped")
 
     policy: ScalePolicy
 

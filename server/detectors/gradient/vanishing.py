@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -132,9 +131,9 @@ class GradientVanishing(Detector[VanishingState]):
         sigmoids at 4e-5.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("gradient.vanishing",)
-    needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = ("accuracy", "grad_norm", "lr", "update_ratio")
+    kinds = ("gradient.vanishing",)
+    needs = ("loss",)
+    wants = ("accuracy", "grad_norm", "lr", "update_ratio")
 
     policy: VanishingPolicy
 

@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -168,8 +167,8 @@ class LayerDead(Detector[DeadState]):
         Exploring Simple Siamese Representation Learning.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("layer.dead",)
-    wants: ClassVar[tuple[str, ...]] = (
+    kinds = ("layer.dead",)
+    wants = (
         *("tensors_without_gradient", "tensors_called_without_gradient", "loss", "grad_norm"),
         *("update_ratio", "input_spread"),
         *collapsed.SERIES,

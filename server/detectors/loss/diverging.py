@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from rankscope.server.detectors.statistics import (
     robust_sigma,
 )
 from rankscope.server.detectors.waiting import too_few
+from rankscope.server.detectors.walking import mean_by_step
 from rankscope.server.detectors.wording import number, percent, sentences
 from rankscope.server.window import Check, Window
 
@@ -159,10 +159,10 @@ class LossDiverging(Detector[DivergingState]):
         it found too large a step after at most 60 steps.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("loss.diverging",)
-    of_one_task: ClassVar[bool] = True
-    needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = ("lr", "weight_norm", *Phases.SERIES)
+    kinds = ("loss.diverging",)
+    of_one_task = True
+    needs = ("loss",)
+    wants = ("lr", "weight_norm", *Phases.SERIES)
 
     policy: DivergingPolicy
 
@@ -179,9 +179,7 @@ class LossDiverging(Detector[DivergingState]):
         if turns and state.game_since is None:
             state.game_since = min(turns)
         steps, means = mean_over_ranks(window, "loss")
-        norms = dict(
-            zip(*(a.tolist() for a in mean_over_ranks(window, "weight_norm")), strict=True)
-        )
+        norms = mean_by_step(window, "weight_norm")
         for step, value in zip(steps.tolist(), means.tolist(), strict=True):
             state.bottomless.norm(norms.get(step, math.nan))
             state.unmeasured.push(step, finite=math.isfinite(value))

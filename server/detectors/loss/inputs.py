@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
@@ -87,8 +86,8 @@ class LossInputs(Detector[InputsState]):
         target sizes that differ, which is given once and not at all by losses written by hand.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("loss.mismatch",)
-    wants: ClassVar[tuple[str, ...]] = tuple(_RIGHT)
+    kinds = ("loss.mismatch",)
+    wants = tuple(_RIGHT)
 
     policy: InputsPolicy
 

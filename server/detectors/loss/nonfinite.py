@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -102,10 +101,10 @@ class LossNonFinite(Detector[NonFiniteState]):
         and trl#6702 on losses that were replaced before they were logged.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("loss.nonfinite",)
-    lasting: ClassVar[str] = "what is not finite gets into the parameters and stays there"
-    needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = ("lr", "grad_norm")
+    kinds = ("loss.nonfinite",)
+    lasting = "what is not finite gets into the parameters and stays there"
+    needs = ("loss",)
+    wants = ("lr", "grad_norm")
 
     policy: NonFinitePolicy
 

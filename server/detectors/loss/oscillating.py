@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -35,6 +34,7 @@ from rankscope.server.detectors.statistics import (
 )
 from rankscope.server.detectors.turns import Turns
 from rankscope.server.detectors.waiting import too_few
+from rankscope.server.detectors.walking import mean_by_step
 from rankscope.server.detectors.wording import number, sentences
 from rankscope.server.window import Check, Float64, Window
 
@@ -193,10 +193,10 @@ class LossOscillating(Detector[OscillatingState]):
         curvature)). No window pair fired on 64 healthy runs.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("loss.oscillating",)
-    of_one_task: ClassVar[bool] = True
-    needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = _BESIDE
+    kinds = ("loss.oscillating",)
+    of_one_task = True
+    needs = ("loss",)
+    wants = _BESIDE
 
     policy: OscillatingPolicy
 
@@ -221,7 +221,7 @@ class LossOscillating(Detector[OscillatingState]):
         findings: list[Finding] = []
         state.companions.take(window)
         for metric, known in state.beside.items():
-            known.update(zip(*(a.tolist() for a in mean_over_ranks(window, metric)), strict=True))
+            known.update(mean_by_step(window, metric))
         steps, means = mean_over_ranks(window, "loss")
         rounds, rows, _ = state.turns.rows(window, "loss")
         if state.turns.taken:

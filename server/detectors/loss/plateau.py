@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -115,10 +114,10 @@ class LossPlateau(Detector[PlateauState]):
         McFadden's pseudo R^2 (1974): 1 - loss / loss of the best constant answer.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("loss.plateau",)
-    of_one_task: ClassVar[bool] = True
-    needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = (
+    kinds = ("loss.plateau",)
+    of_one_task = True
+    needs = ("loss",)
+    wants = (
         "accuracy",
         "lr",
         "update_ratio",

@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -16,7 +15,8 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.history import Phases
 from rankscope.server.detectors.incident import AGREED_UNTIL
 from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas, Times
-from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
+from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.walking import mean_by_step, rows_by_step
 from rankscope.server.detectors.wording import count, if_several, number, sentences
 from rankscope.server.window import Check, Float64, Window
 
@@ -134,11 +134,11 @@ class LossRescaled(Detector[RescaledState]):
         extreme).
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("loss.rescaled",)
-    of_one_task: ClassVar[bool] = True
-    needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = (*_GRADIENTS, *_BESIDE, *Phases.SERIES)
-    effects: ClassVar[tuple[Rule, ...]] = (
+    kinds = ("loss.rescaled",)
+    of_one_task = True
+    needs = ("loss",)
+    wants = (*_GRADIENTS, *_BESIDE, *Phases.SERIES)
+    effects = (
         Rule(
             root=("loss.rescaled",),
             consequence=("loss.", "gradient.", "clipping.", "lr.", "update.", "metric.anomaly"),
@@ -164,7 +164,7 @@ class LossRescaled(Detector[RescaledState]):
         state.phases.take(window)
         oldest = next(iter(state.steps), int(window.steps[0]) if len(window.steps) else 0)
         for name, known in state.beside.items():
-            known.update(zip(*(a.tolist() for a in mean_over_ranks(window, name)), strict=True))
+            known.update(mean_by_step(window, name))
             for old in [at for at in known if at < oldest]:
                 del known[old]
         for step, losses, norm in _paired(window, state):
@@ -285,8 +285,7 @@ def _paired(window: Window, state: RescaledState) -> list[tuple[int, Float64, fl
     steps, losses = rank_rows(window, "loss")
     known: Mapping[int, Float64] = {}
     for name in (state.series,) if state.series else _GRADIENTS:
-        at, norms = rank_rows(window, name)
-        known = dict(zip(at.tolist(), norms, strict=True))
+        known = rows_by_step(window, name)
         if known:
             state.series = name
             break

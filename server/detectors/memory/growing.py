@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -192,9 +191,9 @@ class MemoryGrowing(Detector[GrowingState]):
         Sen (1968); effective numbers of related values: Bayley & Hammersley (1946).
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("memory.growing",)
-    needs: ClassVar[tuple[str, ...]] = (_RESIDENT,)
-    wants: ClassVar[tuple[str, ...]] = (_DEVICE, _FILES, _EPOCH)
+    kinds = ("memory.growing",)
+    needs = (_RESIDENT,)
+    wants = (_DEVICE, _FILES, _EPOCH)
     policy: GrowingPolicy
 
     def reaches(self) -> tuple[Reach, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -156,10 +155,10 @@ class MetricAnomaly(Detector[AnomalyState]):
         (1993).
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("metric.anomaly",)
-    wants: ClassVar[tuple[str, ...]] = ("*",)
-    lasting: ClassVar[str] = "what it answers says how many series had enough values to be judged"
-    effects: ClassVar[tuple[Rule, ...]] = (
+    kinds = ("metric.anomaly",)
+    wants = ("*",)
+    lasting = "what it answers says how many series had enough values to be judged"
+    effects = (
         Rule(
             root=_NAMED,
             consequence=("metric.anomaly",),

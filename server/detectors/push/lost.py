@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.episode import Episode, Watch
@@ -94,10 +93,10 @@ class PushLost(Detector[LostState]):
         section 4.2: vector clocks against lost and repeated messages.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("push.lost",)
-    lasting: ClassVar[str] = "pushes are counted on both sides, whatever is recorded"
-    wants: ClassVar[tuple[str, ...]] = (*SERIES, "pushes")
-    min_ranks: ClassVar[int] = 2
+    kinds = ("push.lost",)
+    lasting = "pushes are counted on both sides, whatever is recorded"
+    wants = (*SERIES, "pushes")
+    min_ranks = 2
     policy: LostPolicy
 
     def advance(self, window: Window, state: LostState) -> Outcome:

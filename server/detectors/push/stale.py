@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -113,11 +112,11 @@ class PushStale(Detector[StaleState]):
         staleness around N.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("push.stale",)
-    lasting: ClassVar[str] = "every push is reported with its version"
-    wants: ClassVar[tuple[str, ...]] = SERIES
-    min_ranks: ClassVar[int] = 2
-    effects: ClassVar[tuple[Rule, ...]] = (
+    kinds = ("push.stale",)
+    lasting = "every push is reported with its version"
+    wants = SERIES
+    min_ranks = 2
+    effects = (
         Rule(
             root=("push.stale",),
             consequence=("rank.loss_outlier", "rank.gradient_outlier"),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.effects import EPISODE, Rule
+from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import Policy, Seconds, Times
 from rankscope.server.detectors.rank.endings import Ending, ending_of, first_line
 from rankscope.server.detectors.wording import agree, count, if_several, listing, ranks, sentences
@@ -83,9 +83,9 @@ class RankFailed(Detector[FailedState]):
         torch.distributed.elastic's error propagation: the first failure is the root cause.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("rank.failed",)
-    lasting: ClassVar[str] = "each rank says for itself how it ended"
-    effects: ClassVar[tuple[Rule, ...]] = (
+    kinds = ("rank.failed",)
+    lasting = "each rank says for itself how it ended"
+    effects = (
         Rule(
             root=("rank.silent", "rank.stalled"),
             consequence=("rank.failed",),
@@ -176,18 +176,14 @@ def _finding(
         title = f"{_who(named)} failed in step {step}: {error[:_TITLE]}".rstrip(".")
         # Whoever calls `sys.exit` ends on purpose.
         severity = "warning" if error.startswith("SystemExit") else "critical"
-    return Finding(
+    return Incident.since(step, window.last_step).finding(
         kind="rank.failed",
         key="collective" if first.ending is Ending.COLLECTIVE else "",
         severity=severity,
         title=title,
-        seen_step=step,
-        last_step=max(window.last_step, step),
-        first_step=step,
         ranks=left or tuple(sorted(failure.rank for failure in named)),
         cause=_cause(first, named, rest, left, _restarts_left(window)),
         remedy=_remedy(first, step, left, window.world_size),
-        clear_after=0,
         evidence={
             "errors": {str(f.rank): first_line(f.error) for f in failures[:16]},
             "failed_ranks": [failure.rank for failure in (*named, *rest)],

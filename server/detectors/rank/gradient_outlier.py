@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import ClassVar
 
 import numpy as np
 
@@ -186,11 +185,11 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         Surgery for Multi-Task Learning: what tasks have against each other is a negative cosine.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("rank.gradient_outlier",)
-    needs: ClassVar[tuple[str, ...]] = ("grad_norm_local",)
-    wants: ClassVar[tuple[str, ...]] = ("loss", "samples", *INPUTS)
-    min_ranks: ClassVar[int] = 2
-    effects: ClassVar[tuple[Rule, ...]] = (
+    kinds = ("rank.gradient_outlier",)
+    needs = ("grad_norm_local",)
+    wants = ("loss", "samples", *INPUTS)
+    min_ranks = 2
+    effects = (
         Rule(
             root=("rank.gradient_outlier",),
             root_key="opposed",

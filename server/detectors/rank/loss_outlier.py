@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -156,10 +155,10 @@ class RankLossOutlier(Detector[LossOutlierState]):
         to 1) it never fired; it named the rank with random labels in all runs.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("rank.loss_outlier",)
-    needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = ("accuracy", "samples", *INPUTS)
-    min_ranks: ClassVar[int] = 2
+    kinds = ("rank.loss_outlier",)
+    needs = ("loss",)
+    wants = ("accuracy", "samples", *INPUTS)
+    min_ranks = 2
 
     policy: LossOutlierPolicy
 

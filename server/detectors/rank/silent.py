@@ -6,10 +6,9 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
-from rankscope.server.detectors.incident import AGREED_UNTIL
+from rankscope.server.detectors.incident import AGREED_UNTIL, Incident
 from rankscope.server.detectors.policy import Policy, Seconds, Times
 from rankscope.server.detectors.wording import agree, count, listing, ranks
 from rankscope.server.window import Check, RankLiveness, Window
@@ -92,10 +91,8 @@ class RankSilent(Detector[SilentState]):
         since 30 minutes (SageMaker `StalledTraining`) is too slow and any fixed figure wrong.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("rank.silent",)
-    lasting: ClassVar[str] = (
-        "it is judged by when a rank was last heard of, not by what is recorded"
-    )
+    kinds = ("rank.silent",)
+    lasting = "it is judged by when a rank was last heard of, not by what is recorded"
 
     policy: SilentPolicy
 
@@ -270,18 +267,14 @@ class RankSilent(Detector[SilentState]):
             f"Look at the exit code and the kernel log of {named}{on} (out of memory, device "
             f"errors), then restart from the last checkpoint before step {first}."
         )
-        return Finding(
+        return Incident.since(first, window.last_step).finding(
             kind="rank.silent",
             key=f"host:{host}",
             severity="critical" if failed or longest >= self.policy.critical_after else "warning",
             title=f"{named.capitalize()} {has} gone silent, last complete step {first - 1}",
-            seen_step=first,
-            last_step=max(window.last_step, first),
-            first_step=first,
             ranks=who,
             cause=cause,
             remedy=remedy,
-            clear_after=0,
             evidence={
                 "silent_seconds": {str(rank): round(silence[rank], 1) for rank in who},
                 "allowed_seconds": {str(rank): round(allowed[rank], 1) for rank in who},
@@ -299,14 +292,11 @@ class RankSilent(Detector[SilentState]):
         missing = window.world_size - len(window.liveness)
         named = ranks(unseen) if missing <= len(unseen) else f"{missing:,} ranks"
         seen = [life.rank for life in window.liveness]
-        return Finding(
+        return Incident.since(0, window.last_step).finding(
             kind="rank.silent",
             key="unseen",
             severity="warning",
             title=f"{named.capitalize()} of {window.world_size} never reported",
-            seen_step=0,
-            last_step=max(window.last_step, 0),
-            first_step=0,
             ranks=unseen,
             cause=(
                 f"The job declares {window.world_size} ranks; {ranks(seen)} reported, and "
@@ -319,7 +309,6 @@ class RankSilent(Detector[SilentState]):
                 f"output of {named} for a warning of the agent, and check that RANKSCOPE_SERVER "
                 "can be reached from there and that RANKSCOPE_RUN is the same."
             ),
-            clear_after=0,
             evidence={
                 "waited_seconds": round(state.waited_for_all, 1),
                 "ranks_heard": seen,
@@ -364,7 +353,7 @@ def _job_finding(liveness: Sequence[RankLiveness], window: Window, state: Silent
             f"All ranks fell silent within {max(seen) - min(seen):.0f} s, so that nothing shows "
             "which one was first"
         )
-    return Finding(
+    return Incident.since(first, window.last_step).finding(
         kind="rank.silent",
         key="job",
         severity="warning",
@@ -372,9 +361,6 @@ def _job_finding(liveness: Sequence[RankLiveness], window: Window, state: Silent
             f"{named.capitalize()} {'has' if one else 'have all'} gone silent, last complete step "
             f"{first - 1}"
         ),
-        seen_step=first,
-        last_step=max(window.last_step, first),
-        first_step=first,
         ranks=who,
         cause=(
             f"{named.capitalize()} {'has' if one else 'have'} said nothing for "
@@ -387,7 +373,6 @@ def _job_finding(liveness: Sequence[RankLiveness], window: Window, state: Silent
             f"restart from the last checkpoint before step {first}. Where the job still runs, its "
             "server cannot be reached."
         ),
-        clear_after=0,
         evidence={
             "silent_seconds": {str(rank): round(s, 1) for rank, s in silence.items()},
             "last_reported_step": {str(life.rank): life.last_step for life in liveness},

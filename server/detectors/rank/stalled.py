@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
+from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import Policy, Seconds, Times
 from rankscope.server.detectors.rank.places import (
     GOES_ON,
@@ -102,10 +102,10 @@ class RankStalled(Detector[StalledState]):
         (stall warning).
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("rank.stalled",)
-    lasting: ClassVar[str] = "each rank reports for itself where it waits, until it goes on"
-    wants: ClassVar[tuple[str, ...]] = (_DURATION,)
-    min_ranks: ClassVar[int] = 2
+    kinds = ("rank.stalled",)
+    lasting = "each rank reports for itself where it waits, until it goes on"
+    wants = (_DURATION,)
+    min_ranks = 2
 
     policy: StalledPolicy
 
@@ -262,13 +262,10 @@ def _finding(
         "lock, a download)."
     )
     they = "it was" if len(done) == 1 else "they were"
-    return Finding(
+    return Incident.since(step, window.last_step).finding(
         kind="rank.stalled",
         severity="critical" if serious else "warning",
         title=title,
-        seen_step=step,
-        last_step=max(window.last_step, step),
-        first_step=step,
         ranks=suspects,
         cause=sentences(
             f"No rank ended step {step}, and all were alive: {described(places)}. {broken} {why}",
@@ -284,7 +281,6 @@ def _finding(
             "order. For data that end unevenly use `drop_last`, padding or "
             "`torch.distributed.algorithms.join.Join`; let all ranks decide together when to stop."
         ),
-        clear_after=0,
         evidence={
             "places": {
                 str(rank): {"step": place.step, "phase": place.phase, "place": place.text}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -73,10 +72,10 @@ class RankStarved(Detector[StarvedState]):
         Loaders are one of the causes of fail-slow ranks in XPUTimer (arXiv 2502.05413).
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("rank.starved",)
-    needs: ClassVar[tuple[str, ...]] = ("data_seconds",)
-    wants: ClassVar[tuple[str, ...]] = (*NAMES, _RECEIVED)
-    min_ranks: ClassVar[int] = 2
+    kinds = ("rank.starved",)
+    needs = ("data_seconds",)
+    wants = (*NAMES, _RECEIVED)
+    min_ranks = 2
 
     policy: LatenessPolicy
 

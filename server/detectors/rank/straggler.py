@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -119,9 +118,9 @@ class RankStraggler(Detector[StragglerState]):
         rank for a straggler at 75 % of the others' speed, a third more time than they take.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("rank.straggler", "collective.slow")
-    wants: ClassVar[tuple[str, ...]] = tuple(dict.fromkeys((*_NAMES, *OF_ROUNDS, *OF_GPUS)))
-    min_ranks: ClassVar[int] = 2
+    kinds = ("rank.straggler", "collective.slow")
+    wants = tuple(dict.fromkeys((*_NAMES, *OF_ROUNDS, *OF_GPUS)))
+    min_ranks = 2
 
     policy: StragglerPolicy
 

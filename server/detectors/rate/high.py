@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.gradient.exploding import GradientExploding
@@ -124,11 +124,9 @@ class RateTooHigh(Detector[HighState]):
         updates stands for it, as it needs no curvature.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("lr.too_high",)
-    needs: ClassVar[tuple[str, ...]] = ("loss", "lr")
-    wants: ClassVar[tuple[str, ...]] = (
-        *("grad_norm", "grad_norm_preclip", "update_ratio", "input_rms"),
-    )
+    kinds = ("lr.too_high",)
+    needs = ("loss", "lr")
+    wants = (*("grad_norm", "grad_norm_preclip", "update_ratio", "input_rms"),)
 
     policy: HighPolicy
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -147,9 +146,9 @@ class RateTooLow(Detector[LowState]):
         at every step, or the other way round. Healthy medians lie between 4.4e-5 and 7e-3.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("lr.too_low",)
-    needs: ClassVar[tuple[str, ...]] = ("loss", "lr")
-    wants: ClassVar[tuple[str, ...]] = ("update_ratio", "accuracy", "explained_deviance")
+    kinds = ("lr.too_low",)
+    needs = ("loss", "lr")
+    wants = ("update_ratio", "accuracy", "explained_deviance")
 
     policy: LowPolicy
 

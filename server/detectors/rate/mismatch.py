@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -179,9 +179,9 @@ class RateMismatch(Detector[MismatchState]):
         scale (`batch.noise`) neither holds, and less is better.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("lr.batch_mismatch",)
-    needs: ClassVar[tuple[str, ...]] = ("lr", "samples")
-    wants: ClassVar[tuple[str, ...]] = ("loss", *SERIES[1:])
+    kinds = ("lr.batch_mismatch",)
+    needs = ("lr", "samples")
+    wants = ("loss", *SERIES[1:])
 
     policy: MismatchPolicy
 

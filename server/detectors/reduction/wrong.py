@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -136,14 +135,14 @@ class ReductionWrong(Detector[ReductionState]):
         the errors that it finds; huggingface/transformers#34191 is a mean of means.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("reduction.wrong",)
-    wants: ClassVar[tuple[str, ...]] = (
+    kinds = ("reduction.wrong",)
+    wants = (
         *("clip_coefficient", "amp_scale", "micro_steps", "grad_norm_local", "grad_norm"),
         *("loss", *INPUTS),
         *COUNTS,
         LEFT,
     )
-    min_ranks: ClassVar[int] = 2
+    min_ranks = 2
 
     policy: ReductionPolicy
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -143,10 +142,10 @@ class ThroughputDropped(Detector[DroppedState]):
         both. Fail-slow of all ranks at once: Greyhound (ATC'25).
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("throughput.dropped",)
-    needs: ClassVar[tuple[str, ...]] = ("step_seconds",)
-    wants: ClassVar[tuple[str, ...]] = _NAMES
-    effects: ClassVar[tuple[Rule, ...]] = (
+    kinds = ("throughput.dropped",)
+    needs = ("step_seconds",)
+    wants = _NAMES
+    effects = (
         Rule(
             root=("rank.straggler", "rank.starved", "collective.slow"),
             consequence=("throughput.dropped",),

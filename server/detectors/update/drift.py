@@ -6,7 +6,6 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import ClassVar
 
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
@@ -137,9 +136,9 @@ class UpdateDrift(Detector[DriftState]):
         400-fold, from negligible weights.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("update.drift",)
-    needs: ClassVar[tuple[str, ...]] = ("weight_norm",)
-    wants: ClassVar[tuple[str, ...]] = held.SERIES
+    kinds = ("update.drift",)
+    needs = ("weight_norm",)
+    wants = held.SERIES
 
     policy: DriftPolicy
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.effects import Rule
@@ -89,11 +88,9 @@ class UpdateFrozen(Detector[FrozenState]):
         Each rank reads its own (`parameters.written` events).
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("update.frozen",)
-    lasting: ClassVar[str] = (
-        "what was written stays different from what it was: the next reading finds it"
-    )
-    effects: ClassVar[tuple[Rule, ...]] = (
+    kinds = ("update.frozen",)
+    lasting = "what was written stays different from what it was: the next reading finds it"
+    effects = (
         Rule(
             root=("desync.parameters",),
             consequence=("update.frozen",),

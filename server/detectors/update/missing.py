@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -159,8 +159,8 @@ class UpdateMissing(Detector[MissingState]):
         huggingface/accelerate#2665: an optimizer built before the model was wrapped or moved.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("update.missing",)
-    wants: ClassVar[tuple[str, ...]] = (
+    kinds = ("update.missing",)
+    wants = (
         "tensors_unchanged",
         "grad_norm",
         "lr",
@@ -170,7 +170,7 @@ class UpdateMissing(Detector[MissingState]):
         "update_ratio",
         _DURATION,
     )
-    effects: ClassVar[tuple[Rule, ...]] = (
+    effects = (
         Rule(
             root=("amp.scale_collapse", "gradient.nonfinite", "loss.nonfinite"),
             consequence=("update.missing",),

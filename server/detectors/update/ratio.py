@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -149,9 +148,9 @@ class UpdateRatio(Detector[RatioState]):
         Rates that make a training diverge have medians of 0.1 and more.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("update.ratio",)
-    needs: ClassVar[tuple[str, ...]] = ("update_ratio",)
-    wants: ClassVar[tuple[str, ...]] = ("lr", "grad_norm", "explained_deviance", groups.SERIES)
+    kinds = ("update.ratio",)
+    needs = ("update_ratio",)
+    wants = ("lr", "grad_norm", "explained_deviance", groups.SERIES)
 
     policy: RatioPolicy
 

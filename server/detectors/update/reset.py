@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.desync.resets import Reset, Resets
 from rankscope.server.detectors.effects import Rule
+from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.wording import if_several, ranks
 from rankscope.server.window import Check, Window
 
@@ -52,11 +52,9 @@ class UpdateReset(Detector[ResetState]):
         Each rank reads its own (`optimizer.state` events).
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("update.reset",)
-    lasting: ClassVar[str] = (
-        "a step counter that has gone back stays behind: the next sample finds it"
-    )
-    effects: ClassVar[tuple[Rule, ...]] = (
+    kinds = ("update.reset",)
+    lasting = "a step counter that has gone back stays behind: the next sample finds it"
+    effects = (
         Rule(
             root=("desync.",),
             consequence=("update.reset",),
@@ -103,14 +101,11 @@ def _finding(group: list[Reset], *, whole: bool) -> Finding:
     who = tuple(sorted({one.rank for one in group}))
     counts = {"before": first.before, "after": first.after} if first.before is not None else {}
     text = str(first)
-    return Finding(
+    return Incident.since(first.step, first.step, clear_after=_CLEAR).finding(
         kind="update.reset",
         key=f"step:{first.step}",
         severity="info" if whole else "warning",
         title=f"The optimizer's state of {ranks(who)} was {first.how} before step {first.step}",
-        seen_step=first.step,
-        last_step=first.step,
-        first_step=first.step,
         ranks=who,
         stage="optimizer_state",
         cause=(
@@ -130,6 +125,5 @@ def _finding(group: list[Reset], *, whole: bool) -> Finding:
             else f"Look for code that builds the optimizer anew or loads its state on {ranks(who)} "
             "only; go back to a checkpoint from before that step."
         ),
-        clear_after=_CLEAR,
         evidence={"how": first.how, **counts, "steps": {str(r.rank): r.step for r in group}},
     )

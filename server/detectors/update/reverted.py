@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -94,8 +93,8 @@ class UpdateReverted(Detector[RevertedState]):
         Each rank's own digests, compared over time.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("update.reverted",)
-    effects: ClassVar[tuple[Rule, ...]] = (
+    kinds = ("update.reverted",)
+    effects = (
         Rule(
             root=("update.reverted",),
             consequence=("loss.spike", "loss.oscillating", "loss.plateau", "metric.anomaly"),

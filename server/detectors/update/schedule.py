@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -151,9 +150,9 @@ class ScheduleMismatch(Detector[ScheduleState]):
         huggingface/accelerate#1398 and others: a scheduler stepped by every process.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("schedule.mismatch",)
-    needs: ClassVar[tuple[str, ...]] = ("lr",)
-    wants: ClassVar[tuple[str, ...]] = ("scheduler_steps", "micro_steps")
+    kinds = ("schedule.mismatch",)
+    needs = ("lr",)
+    wants = ("scheduler_steps", "micro_steps")
 
     policy: SchedulePolicy
 
