@@ -15,6 +15,7 @@ from rankscope.agent.probes.machine.memory import Memory
 from rankscope.agent.probes.machine.run_queue_delay import RunQueueDelay
 from rankscope.agent.probes.machine.timing import CollectiveWait, Timing
 from rankscope.agent.probes.modules.activations import Activations
+from rankscope.agent.probes.modules.frozen_layers import FrozenLayers
 from rankscope.agent.probes.modules.layers import LayerNorms
 from rankscope.agent.probes.modules.mode import Mode
 from rankscope.agent.probes.modules.nonfinite import NonFinite
@@ -67,6 +68,7 @@ PROBES: tuple[type[Probe], ...] = (
     Activations,
     Outputs,
     WithoutGradient,
+    FrozenLayers,
     OptimizerState,
     Buffers,
     RandomState,

@@ -118,9 +118,10 @@ LINK_RULES = (
             "loss.nonfinite",
             "gradient.nonfinite",
             "clipping.saturated",
+            "update.drift",
         ),
         same_ranks=False,
-        why="every rank applies a gradient that is not the mean of the ranks' own",
+        why="every rank applies a gradient, or an average, that is not the mean of the ranks' own",
     ),
     Rule(
         root=("update.missing",),

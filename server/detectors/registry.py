@@ -41,6 +41,7 @@ REGISTRY: Mapping[str, str] = {
     "buffers.nonfinite": "nonfinite:BuffersNonFinite",
     "loss.spike": "loss.spike:LossSpike",
     "loss.rescaled": "loss.rescaled:LossRescaled",
+    "loss.dropped": "loss.dropped:LossDropped",
     "loss.diverging": "loss.diverging:LossDiverging",
     "loss.oscillating": "loss.oscillating:LossOscillating",
     "loss.plateau": "loss.plateau:LossPlateau",

@@ -11,6 +11,7 @@ from rankscope.agent.model.facts import held
 from rankscope.agent.model.tensors import number
 from rankscope.agent.probes.base import StepFacts
 from rankscope.agent.probes.data.given import tensors_in
+from rankscope.agent.probes.loss.next_tokens import counted
 from rankscope.agent.probes.tables import readable
 
 # Tensors of one call of the model that are looked at, and numbers of one of them.
@@ -34,7 +35,8 @@ class GivenTargets:
     """`given_target_error`, `given_target_first` and `target_column`, at steps of the tier `full`.
 
     Of sequences of classes: where one of the tensors that the model is given holds at each place
-    the very class that is to be predicted there, `given_target_error` is the mean cross entropy
+    the very class that is to be predicted there (padding, `ignore_index`, aside, if it is not more
+    than half of it), `given_target_error` is the mean cross entropy
     over all places, in nats, and `given_target_first` that at the first place; else both are -1. A
     model that shifts its input by itself cannot know the first place, one that copies does. Not
     where another tensor holds the classes one place on: the decoder of an autoencoder.
@@ -74,7 +76,7 @@ class GivenTargets:
         if not (readable(scores) and readable(target)) or target.device != scores.device:
             return
         if name in _CLASSES and not target.is_floating_point():
-            self._hold_against_sequences(name, scores.detach(), target)
+            self._hold_against_sequences(name, scores.detach(), target, counted(target, given))
         if name in _CLASSES + _VALUES + _BINARY:
             self._hold_against_tables(target)
 
@@ -100,7 +102,7 @@ class GivenTargets:
             )
 
     def _hold_against_sequences(
-        self, name: str, scores: torch.Tensor, target: torch.Tensor
+        self, name: str, scores: torch.Tensor, target: torch.Tensor, valid: torch.Tensor
     ) -> None:
         alike = [
             t for t in self._sequences if t.numel() == target.numel() and t.device == target.device
@@ -114,17 +116,24 @@ class GivenTargets:
             scores = scores.transpose(1, 2)
         else:
             return
-        wanted = target.reshape(rows, length)
-        there = torch.stack([(t == wanted).all() for t in alike if t.shape == wanted.shape]).any()
+        wanted, valid = target.reshape(rows, length), valid.reshape(rows, length)
+        alike = [t for t in alike if t.shape == wanted.shape]
+        there = torch.stack([((t == wanted) | ~valid).all() for t in alike]).any()
         shifted = torch.stack(
-            [(t[:, 1:] == wanted[:, :-1]).all() for t in alike if t.shape == wanted.shape]
+            [((t[:, 1:] == wanted[:, :-1]) | ~valid[:, :-1]).all() for t in alike]
         ).any()
-        # One and the same token everywhere is the target of any place.
-        varied = (wanted != wanted[:, :1]).any()
+        # One and the same token everywhere is the target of any place; of a few, it is chance.
+        varied = ((wanted != wanted[:, :1]) & valid).any() & (2 * valid.sum() >= valid.numel())
         logs = scores.float()
         logs = logs if name == "nll_loss" else logs.log_softmax(2)
         wrong = -logs.gather(2, wanted.clamp_min(0).unsqueeze(2)).squeeze(2)
-        found = torch.stack((wrong.mean(), wrong[:, 0].mean()))
+        wrong, weights = wrong * valid, valid.float()
+        found = torch.stack(
+            (
+                wrong.sum() / weights.sum().clamp_min(1),
+                wrong[:, 0].sum() / weights[:, 0].sum().clamp_min(1),
+            )
+        )
         none = torch.full_like(found, -1.0)
         self._errors.append(torch.where(there & ~shifted & varied, found, none))
 

@@ -19,11 +19,16 @@ _FEW_ROWS = 4
 # What the sum of half-precision probabilities is off by: 2^-11 of each of them.
 _ROUNDING = 4e-3
 
-# From a loss down to its difference: the operations that lie between, and how many of them at most.
-_DEEPEST = 6
+# From a loss down to its differences: the operations that lie between, how many of them one below
+# the other, and how many in all. A likelihood with a scale of its own has some eight.
+_DEEPEST, _MOST_NODES = 8, 24
 _DIFFERENCE = "SubBackward0"
 _ABOVE = frozenset(
-    f"{name}Backward0" for name in ("Mean", "Sum", "Pow", "Abs", "Mul", "Div", "Sqrt")
+    f"{name}Backward0"
+    for name in (
+        *("Mean", "Sum", "Pow", "Abs", "Mul", "Div", "Sqrt"),
+        *("Add", "Neg", "Exp", "Log", "Clamp"),
+    )
 )
 # What outputs come from: layers and activations, and a row or column of them.
 _OUTPUTS = frozenset(
@@ -158,29 +163,37 @@ class LossInputs:
 def _times_broadcast(node: Any) -> float | None:
     """How many times as many differences a loss is made of as there are outputs.
 
-    Follows what a mean or sum of squares or absolute values is made of down to the difference:
-    [N, N] where the outputs are [N, 1] or [N]. What has been given another dimension on purpose
-    (`unsqueeze`), and a difference of two outputs, is a loss over pairs.
+    Follows what a mean or sum is made of, element by element, down to the first differences of an
+    output and what carries no gradient: [N, N] where the outputs are [N, 1] or [N]. What has been
+    given another dimension on purpose (`unsqueeze`), and a difference of two outputs, is a loss
+    over pairs.
 
     Returns:
-        None where there is no such difference.
+        The largest of all such differences; None where there is none.
     """
+    found: list[float] = []
+    level, seen = [node], 0
     for _ in range(_DEEPEST):
-        name = node.name()
-        children = [(child, place) for child, place in node.next_functions if child is not None]
-        if name == _DIFFERENCE:
-            break
-        if name not in _ABOVE or not children:
-            return None
-        node = children[0][0]
-    else:
-        return None
-    shapes = getattr(node, "_input_metadata", None)
-    if not shapes or len(children) != 1:
-        return None
-    child, place = children[0]
-    below = getattr(child, "_input_metadata", None)
-    if not below or child.name() not in _OUTPUTS:
+        below: list[Any] = []
+        for one in level:
+            seen += 1
+            if seen > _MOST_NODES:
+                break
+            children = [pair for pair in one.next_functions if pair[0] is not None]
+            name = one.name()
+            if name == _DIFFERENCE and len(children) == 1:
+                times = _times(one, *children[0])
+                found += [] if times is None else [times]
+            elif name in _ABOVE:
+                below += [child for child, _ in children]
+        level = below
+    return max(found, default=None)
+
+
+def _times(difference: Any, child: Any, place: int) -> float | None:
+    """The same of one difference, of an output that comes in at a place of the node below."""
+    shapes, below = (getattr(n, "_input_metadata", None) for n in (difference, child))
+    if not shapes or not below or child.name() not in _OUTPUTS:
         return None
     whole, outputs = tuple(shapes[0].shape), tuple(below[place].shape)
     if not outputs or math.prod(outputs) == 0:

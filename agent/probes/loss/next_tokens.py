@@ -19,6 +19,8 @@ _PLACES, _SEQUENCES, _SCORES = 64, 64, 1 << 22
 # Samples that a mean is of: of 16 with 16 sequences each it errs by an eighth of a nat or less.
 _MEANS = 16
 _SHORTEST = 4
+# Share of the sequences that have to have a target at each place that is judged.
+_REACHED = 0.5
 
 
 class NextTokens:
@@ -29,7 +31,7 @@ class NextTokens:
     without a causal mask) knows all but that one. `next_token_unseen` is the mean cross entropy at
     the last place, `next_token_seen` that at the one of up to 64 earlier places where it is
     largest; both over up to 64 sequences of each loss and about 16 samples, -1 where the targets
-    are something else. A model that does not look ahead errs at the last place as it does
+    are something else, or half of the sequences end before (`ignore_index`). A model that does not look ahead errs at the last place as it does
     elsewhere.
 
     Of losses in training by `cross_entropy`, of sequences of 4 tokens or more, at steps where the
@@ -70,7 +72,8 @@ class NextTokens:
         else:
             return
         with torch.no_grad():
-            self._judge(tokens, scores.detach(), target.reshape(rows, length))
+            wanted = target.reshape(rows, length)
+            self._judge(tokens, scores.detach(), wanted, counted(wanted, given))
 
     def end(self, facts: StepFacts) -> None:
         """Reports the means of the step."""
@@ -85,7 +88,13 @@ class NextTokens:
             ):
                 facts.scalars[series] = number(torch.where(all_shifted, error, none))
 
-    def _judge(self, tokens: torch.Tensor, scores: torch.Tensor, target: torch.Tensor) -> None:
+    def _judge(
+        self,
+        tokens: torch.Tensor,
+        scores: torch.Tensor,
+        target: torch.Tensor,
+        valid: torch.Tensor,
+    ) -> None:
         length = tokens.shape[1]
         step = -(-(length - 1) // _PLACES)
         # The last one, and others back from the one before it. Computed where the tensors are: a
@@ -95,12 +104,23 @@ class NextTokens:
         most = min(_SEQUENCES, _SCORES // (len(places) * scores.shape[2]))
         if not most:
             return
-        tokens, scores, target = tokens[:most], scores[:most], target[:most]
-        self._shifted.append((target[:, :-1] == tokens[:, 1:]).all() & (target >= 0).all())
+        tokens, scores = tokens[:most], scores[:most]
+        target, valid = target[:most], valid[:most]
+        shifted = ((target[:, :-1] == tokens[:, 1:]) | ~valid[:, :-1]).all()
+        # Places that few sequences reach are judged by few.
+        there = valid[:, places].float()
+        self._shifted.append(shifted & (there.mean(0) >= _REACHED).all())
         chosen = target[:, places].clamp_min(0).unsqueeze(2)
-        errors = -scores[:, places].float().log_softmax(2).gather(2, chosen).squeeze(2).mean(0)
+        wrong = -scores[:, places].float().log_softmax(2).gather(2, chosen).squeeze(2)
+        errors = (wrong * there).sum(0) / there.sum(0).clamp_min(1)
         if self._means is None or self._means.shape != errors.shape:
             self._means, self._count = errors, 1
             return
         self._count = min(self._count + 1, _MEANS)
         self._means = self._means + (errors - self._means) / self._count
+
+
+def counted(target: torch.Tensor, given: Mapping[str, Any]) -> torch.Tensor:
+    """Whether each target of a `cross_entropy` counts, bool like the targets: not padding."""
+    ignored = given.get("ignore_index", -100)
+    return (target >= 0) & (target != ignored)

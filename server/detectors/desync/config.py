@@ -132,8 +132,9 @@ class Config(Detector[ConfigState]):
             state.known = configs
             state.compared = len(configs)
             state.settings = _differences(window, configs)
+            # Who attached anew, as after a resume, differs from the others since then.
             newest = [begins[-1] for begins in window.begins.values() if begins]
-            state.first_step = min(newest, default=int(window.steps[0]))
+            state.first_step = max(newest, default=int(window.steps[0]))
         findings: tuple[Finding, ...] = ()
         if state.settings:
             findings = (_finding(state.settings, state.first_step, window.last_step),)

@@ -126,9 +126,10 @@ class GradientExploding(Detector[ExplodingState]):
     Statistic:
         The median of the last 6 norms lies above 10 times the median of the 100 before them, and
         above half of what the norm was in the first 50 steps, at 3 steps in a row; after 20 steps,
-        with at least 40 norms. Where a loss is posted it counts what became of it: never while its
-        last 8 lie below those of before by 2 standard errors (a network that leaves a plateau has
-        larger gradients, and learns), and after 24 steps where they do not lie above them either.
+        with at least 40 norms above 0. Where a loss is posted it counts what became of it: never
+        while its last 8 lie below those of before by 2 standard errors (a network that leaves a
+        plateau has larger gradients, and learns), and after 24 steps where they do not lie above
+        them either.
         The norm before clipping counts where it is posted. While it lasts
         the norms do not become what is usual; it is over after 50 steps below 3 times the usual.
 
@@ -182,7 +183,8 @@ class GradientExploding(Detector[ExplodingState]):
             applied = row.get("grad_norm", math.nan)
             if applied < _CUT * norm:
                 state.cut = step, applied
-            if math.isfinite(norm):
+            # A gradient that is exactly zero has no size that another could be many times.
+            if math.isfinite(norm) and norm > 0:
                 self._take(step, norm, state)
         findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
         return Outcome({"gradient.exploding": _check(state, self.policy)}, findings)

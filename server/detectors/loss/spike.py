@@ -11,7 +11,9 @@ import numpy as np
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.batch_sizes import SERIES, BatchSizes, effective_sizes
+from rankscope.server.detectors.desync.averaging_rounds import MARK
 from rankscope.server.detectors.history import Companions, Phases, RankHistory
+from rankscope.server.detectors.loss.relapse import Relapse
 from rankscope.server.detectors.loss.sign import LossSign
 from rankscope.server.detectors.loss.spike_findings import Spike, spike_finding
 from rankscope.server.detectors.odd_targets import OddTargets
@@ -103,6 +105,7 @@ class SpikeState:
     carriers: list[tuple[int, ...]] = field(default_factory=list)
     others: int = 0
     judged: int = 0
+    relapse: Relapse = field(default_factory=Relapse)
     incident: Spike | None = None
 
 
@@ -128,7 +131,10 @@ class LossSpike(Detector[SpikeState]):
         others is no jump. A step of fewer samples than usual scatters more: z is divided by the
         root of how many times fewer. It is over after 16 normal values. What was alarmed about does
         not enter the 64. A loss that was positive at 32 steps and more and is negative at the next,
-        by a move of more than 4 times the largest of the last 64, was negated: a spike, too.
+        by a move of more than 4 times the largest of the last 64, was negated: a spike, too. And
+        (key `relapse`) a loss that is thrown back: 8 values above all of the 16 before, whose
+        median is 1.5 times as high, by a tenth of the progress made, of which rise the first of
+        them has 0.6 on the logarithm, and twice the largest move between the 16.
 
     Severity:
         Info for a jump of all ranks that is over after one or two values: an odd batch, of which
@@ -158,7 +164,7 @@ class LossSpike(Detector[SpikeState]):
     of_one_task: ClassVar[bool] = True
     reports_open: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = ("lr", "grad_norm", *SERIES, *Phases.SERIES)
+    wants: ClassVar[tuple[str, ...]] = ("lr", "grad_norm", MARK, *SERIES, *Phases.SERIES)
 
     policies: ClassVar[type[Policy]] = SpikePolicy
     policy: SpikePolicy
@@ -177,6 +183,7 @@ class LossSpike(Detector[SpikeState]):
         state.companions.take(window)
         state.phases.take(window)
         state.targets.take(window)
+        state.relapse.take(window)
         steps, means = mean_over_ranks(window, "loss")
         rows = rank_rows(window, "loss")[1]
         sizes = effective_sizes(window, "loss").tolist()
@@ -189,6 +196,9 @@ class LossSpike(Detector[SpikeState]):
             if not state.sign.negated:
                 state.progress.push(step, value)
             incident = state.incident
+            # What stands out from all that was lately is a spike already.
+            if incident is None or state.relapse.watch.current is not None:
+                state.relapse.push(step, value, state.progress, state.phases)
             if incident is not None:
                 if incident.over(step) or incident.observations >= self.policy.settle_after:
                     findings.append(self._finding(incident))
@@ -214,7 +224,8 @@ class LossSpike(Detector[SpikeState]):
                     )
         if state.incident is not None:
             findings.append(self._finding(state.incident))
-        return Outcome({"loss.spike": self._check(state)}, tuple(findings))
+        findings += state.relapse.findings(window)
+        return Outcome({"loss.spike": self._check(window, state)}, tuple(findings))
 
     def _judge(self, state: SpikeState, value: float, size: float) -> float | None:
         """The z of a value that is a spike, None for one that is none.
@@ -385,9 +396,11 @@ class LossSpike(Detector[SpikeState]):
             carried_progress=policy.carried_progress,
         )
 
-    def _check(self, state: SpikeState) -> Check:
+    def _check(self, window: Window, state: SpikeState) -> Check:
         if state.incident is not None:
             return Check(Status.OPEN, f"{self._finding(state.incident).title}.")
+        if thrown_back := state.relapse.title(window.last_step):
+            return Check(Status.OPEN, f"{thrown_back}.")
         if not state.judged:
             have, need = len(state.baseline), self.policy.evidence
             return Check(

@@ -8,9 +8,19 @@ from dataclasses import dataclass, field
 
 from rankscope.server.detectors.beats import tail
 from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.policy import Number, Observations, Policy, Seconds, Share
+from rankscope.server.detectors.policy import (
+    Number,
+    Observations,
+    Policy,
+    Seconds,
+    Share,
+    Times,
+)
 from rankscope.server.detectors.statistics import Spacing
 from rankscope.server.detectors.walking import median
+
+# A step, its seconds, and by how many of them each rank was late.
+_Sample = tuple[int, float, Mapping[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +39,10 @@ class JitterPolicy(Policy):
             to do all ranks are late now and then. A run of 1,000 steps is judged 16 times.
         jitter_often: share of the samples since the first one, up to which it is now and then.
         jitter_lost: share of the time that is waited for it, from which on it is a warning.
+        rare_samples: the same number of times among so many samples is reported where the rank is
+            late by `rare_seconds` and `rare_excess` of the usual step: a pause at every fiftieth.
+        rare_seconds: by so much a scheduler delays nobody.
+        rare_excess: as `jitter_excess`.
     """
 
     jitter_samples: Observations = 64
@@ -38,6 +52,9 @@ class JitterPolicy(Policy):
     jitter_chance: Number = 1e-3
     jitter_often: Share = 0.75
     jitter_lost: Share = 0.2
+    rare_samples: Observations = 256
+    rare_seconds: Seconds = 0.05
+    rare_excess: Times = 4.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,7 +93,8 @@ class Jitter:
 
     Statistic:
         Of the last 64 samples, at how many a rank was late by more than half of a usual step; and
-        whether that are too many of all ranks' delays for chance (binomial, times the ranks).
+        whether that are too many of all ranks' delays for chance (binomial, times the ranks). Of
+        the last 256 the same by more than four usual steps.
 
     Args:
         policy: thresholds.
@@ -86,11 +104,11 @@ class Jitter:
     current: Jittering | None = None
     _ranks: int = 0
     _spacing: Spacing = field(default_factory=Spacing)
-    _samples: deque[tuple[int, float, Mapping[int, float]]] = field(init=False)
+    _samples: deque[_Sample] = field(init=False)
     _ended: list[Jittering] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._samples = deque(maxlen=self.policy.jitter_samples)
+        self._samples = deque(maxlen=self.policy.rare_samples)
 
     def observe(self, step: int, seconds: float, late: Mapping[int, float], ranks: int) -> None:
         """Takes the next sample.
@@ -107,12 +125,16 @@ class Jitter:
             self._ended.append(self.current)
             self.current = None
         self._samples.append((step, seconds, late))
+        policy, every = self.policy, list(self._samples)
+        newest = every[-policy.jitter_samples :]
         # Whether it was a burst or goes on shows when it is in time again.
-        if sum(map(bool, (late for _, _, late in self._samples))) < self.policy.jitter_times:
-            return
-        rank = self._recurring()
-        if rank is not None:
-            self._report(rank, step)
+        if sum(map(bool, (late for _, _, late in newest))) >= policy.jitter_times:
+            least = _much(newest, policy.jitter_seconds, policy.jitter_excess)
+            if self._report(newest, least, step):
+                return
+        if late and max(late.values()) > policy.rare_seconds and len(every) > len(newest):
+            least = _much(every, policy.rare_seconds, policy.rare_excess)
+            self._report(every, least, step)
 
     def forget(self) -> None:
         """Whoever was late so far is late all the time."""
@@ -127,18 +149,11 @@ class Jitter:
 
     # ------------------------------------------------------------------------------------- inside
 
-    def _much(self) -> float:
-        """Seconds of lateness that count."""
-        usual = median([seconds for _, seconds, late in self._samples if not late] or [0.0])
-        return max(self.policy.jitter_seconds, self.policy.jitter_excess * usual)
-
-    def _recurring(self) -> int | None:
-        policy, least = self.policy, self._much()
+    def _recurring(self, samples: list[_Sample], least: float) -> int | None:
+        """The rank that is late by more than `least` seconds too often for chance."""
+        policy = self.policy
         times = Counter(
-            rank
-            for _, _, late in self._samples
-            for rank, seconds in late.items()
-            if seconds > least
+            rank for _, _, late in samples for rank, seconds in late.items() if seconds > least
         )
         if not times:
             return None
@@ -147,15 +162,16 @@ class Jitter:
             return None
         if self._ranks * tail(times.total(), most, 1 / self._ranks) > policy.jitter_chance:
             return None
-        first = next(
-            n for n, (_, _, late) in enumerate(self._samples) if late.get(rank, 0.0) > least
-        )
-        since = len(self._samples) - first
+        first = next(n for n, (_, _, late) in enumerate(samples) if late.get(rank, 0.0) > least)
+        since = len(samples) - first
         return rank if most <= policy.jitter_often * since else None
 
-    def _report(self, rank: int, step: int) -> None:
-        least = self._much()
-        late = [(at, by[rank]) for at, _, by in self._samples if by.get(rank, 0.0) > least]
+    def _report(self, samples: list[_Sample], least: float, step: int) -> bool:
+        """Reports the rank that is late so often, if there is one; whether there is."""
+        rank = self._recurring(samples, least)
+        if rank is None:
+            return False
+        late = [(at, by[rank]) for at, _, by in samples if by.get(rank, 0.0) > least]
         first, last = late[0][0], late[-1][0]
         if self.current is None or self.current.rank != rank:
             if self.current is not None:
@@ -165,13 +181,24 @@ class Jitter:
             )
         current = self.current
         current.last_step = last
-        current.clear_after = self._spacing.steps(self.policy.jitter_samples)
-        since = [sample for sample in self._samples if sample[0] >= first]
+        current.clear_after = self._spacing.steps(
+            self.policy.jitter_samples
+            if len(samples) <= self.policy.jitter_samples
+            else self.policy.rare_samples
+        )
+        since = [sample for sample in samples if sample[0] >= first]
         current.late_seconds = median([seconds for _, seconds in late])
         current.usual_seconds = median(
             [seconds for _, seconds, by in since if by.get(rank, 0.0) <= least]
         )
         current.times, current.samples = len(late), len(since)
         # Of all that is remembered: five slow steps are five of 64, not all of five.
-        whole = sum(seconds for _, seconds, _ in self._samples)
+        whole = sum(seconds for _, seconds, _ in samples)
         current.lost = min(sum(seconds for _, seconds in late) / whole, 1.0)
+        return True
+
+
+def _much(samples: list[_Sample], seconds: float, excess: float) -> float:
+    """Seconds of lateness that count: `seconds`, and `excess` times a usual step."""
+    usual = median([length for _, length, late in samples if not late] or [0.0])
+    return max(seconds, excess * usual)

@@ -48,6 +48,10 @@ _MATERIAL = 0.05
 # What it has become from the middle third of the course to the last, and the share of the loss's
 # whole way that was made in between: a model that still learns resolves what it can.
 _KEEPS, _STANDS = 0.9, 0.2
+# Where the power that a rank has against the others has come to that of its whole gradient in the
+# beginning, and the cosine is as far below zero as this, nothing needs to stand still: unlike
+# shards are told apart with gradients that shrink.
+_AS_LARGE, _FAR = 1.0, 2 * _OPPOSED
 # Blocks, one after the other, that have to show it: the course has a point at which what a model
 # still resolves is at its highest.
 _IN_A_ROW = 4
@@ -59,6 +63,8 @@ _BACK = 0.25
 _ANEW, _REMEMBERED = 2, 65_536
 # Blocks without it after which it is over.
 _CALM = 4
+# Comparisons that found the ranks' parameters equal, after which a difference is none by design.
+_SYNCHRONOUS = 8
 
 
 @dataclass(slots=True)
@@ -124,6 +130,9 @@ class OpposedGradients(Condition[Opposed]):
         losses: step and mean over the ranks, the first ones of a run.
         firing: consecutive judgements that found it.
         batches: digests of one rank's, of `batch_count` of them.
+        equal: comparisons that found the ranks' parameters equal.
+        apart: first step at which they were not, in a job that keeps them equal: gradients of other
+            parameters say nothing of the data.
     """
 
     members: tuple[int, ...] = ()
@@ -135,6 +144,8 @@ class OpposedGradients(Condition[Opposed]):
     batches: set[int] = field(default_factory=set)
     batch_count: int = 0
     firing: int = 0
+    equal: int = 0
+    apart: float = math.inf
     spacing: Spacing = field(default_factory=Spacing)
     watch: Watch[Opposed] = field(default_factory=Watch)
 
@@ -143,6 +154,7 @@ class OpposedGradients(Condition[Opposed]):
         losses = [pair for pair in mean_by_step(window, "loss").items() if math.isfinite(pair[1])]
         self.losses += losses[: _REMEMBERED - len(self.losses)]
         self._read(window)
+        self._compare(window)
         most = max((made.ranks for made in window.gradient_products), key=len, default=None)
         if most is None:
             self._lose(losses)
@@ -152,7 +164,7 @@ class OpposedGradients(Condition[Opposed]):
             self.members, self.blocks, self.size = tuple(most.tolist()), [], _BLOCK
             self.filling = self.begin = None
         for made in window.gradient_products:
-            if tuple(made.ranks.tolist()) != self.members:
+            if tuple(made.ranks.tolist()) != self.members or made.step >= self.apart:
                 continue
             upto = [pair for pair in losses if pair[0] <= made.step]
             self._lose(upto)
@@ -165,6 +177,15 @@ class OpposedGradients(Condition[Opposed]):
         if block is not None and losses:
             block.loss += sum(loss for _, loss in losses)
             block.losses += len(losses)
+
+    def _compare(self, window: Window) -> None:
+        for compared in window.comparisons:
+            if compared.stage != "parameters":
+                continue
+            if compared.equal:
+                self.equal, self.apart = self.equal + 1, math.inf
+            elif self.equal >= _SYNCHRONOUS:
+                self.apart = min(self.apart, compared.step)
 
     def _read(self, window: Window) -> None:
         series = batch_digests(window)
@@ -226,7 +247,8 @@ class OpposedGradients(Condition[Opposed]):
         if not holds:
             opposed &= (mean <= before - _FALLEN) & (before > _UNLIKE)
             opposed &= against >= _KEEPS * -middle.products / middle.samples
-            opposed &= lately <= _STANDS * max(way, 0.0)
+            large = against >= _AS_LARGE * begin.squares / begin.samples
+            opposed &= (lately <= _STANDS * max(way, 0.0)) | (large & (mean <= _FAR))
         if not opposed.any() or self._repeats():
             return None
         # Half of the ranks and more: nothing shows which of them are wrong.

@@ -10,7 +10,7 @@ import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.policy import Count, Observations, Policy, Share
+from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share
 from rankscope.server.detectors.statistics import Progress
 from rankscope.server.detectors.waiting import too_few
 from rankscope.server.detectors.walking import median, together
@@ -39,6 +39,11 @@ class LowPolicy(Policy):
             constant one: the steps add up to no more than this share of the parameters even if
             all have one direction, and a random initialisation is no answer but for some per cent.
         unexplained: share of the deviance explained, up to which they are no better.
+        timid_update: median update below which steps are small, where gradients say the same again
+            and again.
+        timid_cosine: median cosine of the gradients of consecutive samples from which on they do:
+            what steps of a usual size leave of it is noise.
+        timid_explained: share of the deviance explained, below which all is still to be learned.
         usual_update: update that the remedy aims at; usual is 1e-4 to 1e-2.
         updates: sampled updates that are needed before their size counts.
         min_gain: share of the first losses that has to be gained.
@@ -60,6 +65,9 @@ class LowPolicy(Policy):
     small_update: Share = 1e-5
     least_path: Share = 0.02
     unexplained: Share = 0.01
+    timid_update: Share = 5e-4
+    timid_cosine: Number = 0.25
+    timid_explained: Share = 0.15
     usual_update: Share = 1e-3
     updates: Count = 10
     min_gain: Share = 0.05
@@ -76,7 +84,12 @@ class LowPolicy(Policy):
 
 @dataclass(slots=True)
 class Slow:
-    """What was seen after `steps`; `collapse_step` is -1 for a rate low from the beginning."""
+    """What was seen after `steps`; `collapse_step` is -1 for a rate low from the beginning.
+
+    Attributes:
+        cosine: of the gradients of consecutive samples, where they show that steps are small.
+        explained: share of the deviance then.
+    """
 
     rate: float
     peak: float
@@ -87,6 +100,8 @@ class Slow:
     collapse_step: int = -1
     gained_before: float = math.nan
     gained_after: float = math.nan
+    cosine: float = math.nan
+    explained: float = math.nan
 
 
 @dataclass(slots=True)
@@ -105,6 +120,7 @@ class LowState:
     first: list[float] = field(default_factory=list)
     updates: deque[float] = field(default_factory=lambda: deque(maxlen=20))
     shares: deque[float] = field(default_factory=lambda: deque(maxlen=100))
+    cosines: deque[float] = field(default_factory=lambda: deque(maxlen=100))
     recent_rates: deque[float] = field(default_factory=lambda: deque(maxlen=100))
     rate: float = math.nan
     peak: float = 0.0
@@ -129,7 +145,10 @@ class RateTooLow(Detector[LowState]):
         above 0 and below 1e-5 of the parameters, and the accuracy, where there is one, is 0.6 or
         less. Or it is below 0.02 over the number of steps, and the share of the deviance that the
         answers explain (its median over the last 100) is 0.01 or less, while the rate does not
-        rise. All at once: it falls to 1 % of its peak or less within 60 losses while the loss was
+        rise. Or it is below 5e-4, the loss still falls, less than 0.15 of the deviance is
+        explained, and the gradients of consecutive samples, other batches each, have a median
+        cosine of 0.25 or more: what they ask for stays the same, since the steps hardly move. All
+        at once: it falls to 1 % of its peak or less within 60 losses while the loss was
         falling (by more than 3 % of the progress made over the 60 before) and above a tenth of its
         start; 100 losses later less than an eighth of that has been gained. Steady decay is
         neither: it leaves the loss time to settle.
@@ -139,7 +158,8 @@ class RateTooLow(Detector[LowState]):
 
     Evidence:
         `lr`, `peak`, `first` and `last` (loss), `update_ratio` where it is posted; of a collapse
-        `collapse_step`, `gained_before` and `gained_after`.
+        `collapse_step`, `gained_before` and `gained_after`; where gradients show it `cosine` and
+        `explained_deviance`.
 
     Source:
         The usual size of updates, 1e-3 of the parameters; a schedule counted in epochs and called
@@ -148,7 +168,7 @@ class RateTooLow(Detector[LowState]):
 
     kinds = ("lr.too_low",)
     needs = ("loss", "lr")
-    wants = ("update_ratio", "accuracy", "explained_deviance")
+    wants = ("update_ratio", "accuracy", "explained_deviance", "grad_cosine")
 
     policy: LowPolicy
 
@@ -173,6 +193,8 @@ class RateTooLow(Detector[LowState]):
                 state.accuracies.append(row["accuracy"])
             if math.isfinite(row.get("explained_deviance", math.nan)):
                 state.shares.append(row["explained_deviance"])
+            if math.isfinite(row.get("grad_cosine", math.nan)):
+                state.cosines.append(row["grad_cosine"])
             if math.isfinite(row.get("lr", math.nan)):
                 self._rate(step, row["lr"], state)
             loss = row.get("loss", math.nan)
@@ -218,7 +240,11 @@ class RateTooLow(Detector[LowState]):
         steps = step - state.progress.spacing.first + 1
         if len(state.last) == self.policy.wait:
             state.lowest = min(state.lowest, float(np.mean(state.last)))
-        found = self._collapsed(steps, state) or self._from_the_start(steps, state)
+        found = (
+            self._collapsed(steps, state)
+            or self._from_the_start(steps, state)
+            or self._timid(steps, state)
+        )
         if found is None:
             state.watch.good(step)
             return
@@ -275,6 +301,28 @@ class RateTooLow(Detector[LowState]):
         if state.rate < self.policy.ending * state.peak:
             return None
         return Slow(state.rate, state.peak, update, first, last, steps)
+
+    def _timid(self, steps: int, state: LowState) -> Slow | None:
+        """Whether gradients ask for the same again and again, since the steps hardly move."""
+        policy, half = self.policy, self.policy.wait // 2
+        known = min(len(state.cosines), len(state.shares), len(state.updates))
+        if state.progress.count < policy.evidence or known < policy.updates:
+            return None
+        update, cosine = median(state.updates), median(state.cosines)
+        explained = median(state.shares)
+        losses = list(state.last)
+        falls = float(np.mean(losses[half:])) < float(np.mean(losses[:half]))
+        warm = state.rate > _RISING * state.recent_rates[0] if state.recent_rates else True
+        # The end of a schedule moves little, and is to.
+        ends = state.rate < policy.ending * state.peak
+        if not (0 < update < policy.timid_update and cosine >= policy.timid_cosine and falls):
+            return None
+        if warm or ends or explained >= policy.timid_explained:
+            return None
+        first = float(np.mean(state.first))
+        facts = Slow(state.rate, state.peak, update, first, float(np.mean(losses)), steps)
+        facts.cosine, facts.explained = cosine, explained
+        return facts
 
 
 def _check(state: LowState, policy: LowPolicy) -> Check:
@@ -339,6 +387,13 @@ def _finding(episode: Episode[Slow], state: LowState, policy: LowPolicy, window:
             f"parameters by {number(100 * facts.steps * facts.update)} % of their size. Updates "
             f"of usual size are {number(times)} times as large."
         )
+        if math.isfinite(facts.cosine):
+            evidence |= {"cosine": facts.cosine, "explained_deviance": facts.explained}
+            cause += (
+                f" Gradients of consecutive batches have a cosine of {number(facts.cosine)}: they "
+                "ask for the same again and again, since the steps hardly move, and of the "
+                f"deviance {percent(max(facts.explained, 0.0))} is explained so far."
+            )
         remedy = (
             f"Raise the learning rate tenfold at a time, up to {number(facts.rate * times)}, at "
             f"which a step would change the parameters by {number(policy.usual_update)} of their "

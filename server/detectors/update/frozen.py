@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.effects import Rule
-from rankscope.server.detectors.incident import AGREED_UNTIL
+from rankscope.server.detectors.incident import AGREED_UNTIL, Incident
 from rankscope.server.detectors.wording import agree, count, listing, ranks
 from rankscope.server.window import Check, Window
 
 _EVENT = "parameters.written"
+_BETWEEN = "layers.frozen"
 # What is written at one interval is written again after as many steps as it took until the first
 # time. Nobody is kept waiting for longer than this: target networks are brought up to date after
 # 100 to 1,000 steps, epochs of larger ones may end later.
@@ -54,38 +55,45 @@ class FrozenState:
         begin, last_step: the first and the last one.
         writes: by tensor.
         closed: tensors that are written again and again.
+        between: rank -> tensors between trained ones that are as they were initialised.
     """
 
     begin: int = -1
     last_step: int = -1
     writes: dict[str, Write] = field(default_factory=dict)
     closed: set[str] = field(default_factory=set)
+    between: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 class UpdateFrozen(Detector[FrozenState]):
-    """Parameters that require no gradient have changed, once, on all ranks.
+    """Parameters that require no gradient have changed, or were never meant to be frozen.
 
     Frozen weights (the base of LoRA, a backbone) stay what they are: no optimizer moves them. What
     changes them is a write in place, meant or not: adapters merged into their base, a checkpoint
     that was loaded, a stray `copy_`, a fault of memory in a run of one process. Where they change
-    on some ranks only, that is `desync.parameters`.
+    on some ranks only, that is `desync.parameters`. And a layer that nobody has trained is no use
+    where it is frozen: what is trained before it has to learn through numbers drawn at random.
 
     Statistic:
         Bits of a tensor that 8 readings had found unchanged, and the next one did not, on every
         rank. Not where they are then the bits of a trained parameter (a target network that is
         brought up to date). It is reported after as many steps as there were before it (1,024
         at most), unless the tensor has changed again by then: what is written again and again (an
-        average of the weights) is written on purpose. Over as soon as it changes again.
+        average of the weights) is written on purpose. Over as soon as it changes again. Layers are
+        frozen by accident (key `between`) whose weights are torch's own draw still (the largest
+        within 20 / n of the limit 1 / sqrt(fan in), the variance within 5 standard errors), through
+        which gradients pass to trained ones, and that hold less than 1.5 times as many numbers as
+        these.
 
     Severity:
-        Info: nothing shows that it was not meant.
+        Info: nothing shows that it was not meant. Warning for layers that are frozen by accident.
 
     Evidence:
         `agreed_until` (last step at which all ranks had found it unchanged), `count`, `steps` (the
         step at which each rank found it).
 
     Source:
-        Each rank reads its own (`parameters.written` events).
+        Each rank reads its own (`parameters.written` and `layers.frozen` events).
     """
 
     kinds = ("update.frozen",)
@@ -106,6 +114,8 @@ class UpdateFrozen(Detector[FrozenState]):
             state.begin = int(window.steps[0])
         for event in window.events:
             names = event.data.get("tensors")
+            if event.kind == _BETWEEN and isinstance(names, list | tuple):
+                state.between[event.rank] = tuple(map(str, names))
             if event.kind != _EVENT or not isinstance(names, list | tuple):
                 continue
             until = event.data.get("unchanged_until", -1)
@@ -137,9 +147,11 @@ class UpdateFrozen(Detector[FrozenState]):
                     state, names, max(last_step, state.writes[names[0]].reported_at(state.begin))
                 )
             )
-        return Outcome({"update.frozen": self._check(window, state)}, tuple(findings))
+        if state.between:
+            findings.append(_between(state))
+        return Outcome({"update.frozen": self._check(window)}, tuple(findings))
 
-    def _check(self, window: Window, state: FrozenState) -> Check:
+    def _check(self, window: Window) -> Check:
         held = window.config.get("frozen_tensors")
         if not held:
             why = "The model has no parameter that is frozen."
@@ -181,4 +193,33 @@ def _finding(state: FrozenState, names: list[str], last_step: int) -> Finding:
             "count": len(names),
             "steps": {str(rank): writes[0].steps[rank][0] for rank in who},
         },
+    )
+
+
+def _between(state: FrozenState) -> Finding:
+    names = tuple(dict.fromkeys(name for held in state.between.values() for name in held))
+    them = "them" if len(names) > 1 else "it"
+    return Incident.since(state.begin, state.last_step, clear_after=0).finding(
+        kind="update.frozen",
+        key="between",
+        severity="warning",
+        title=(
+            f"{count(len(names), 'tensor')} between trained ones {agree(len(names), 'is')} frozen "
+            f"as initialised ({listing(list(names), most=1)})"
+        )[:118],
+        ranks=tuple(sorted(state.between)),
+        tensors=names,
+        stage="parameters",
+        cause=(
+            f"{listing(list(names), most=4)} {agree(len(names), 'requires')} no gradient and "
+            f"{agree(len(names), 'holds')} what torch draws for a new layer, while gradients pass "
+            f"through {them} to layers that are trained: nobody ever trained {them}, and nobody "
+            "does."
+        ),
+        remedy=(
+            "Look for `requires_grad_(False)` with names or an order of modules that match more "
+            "than was meant, or for a checkpoint whose weights were not loaded (`strict=False`). "
+            "If the layer is a random projection on purpose, silence this alert."
+        ),
+        evidence={"count": len(names)},
     )

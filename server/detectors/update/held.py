@@ -23,6 +23,9 @@ SERIES = (
 )
 # Observations whose median is the size of gradients at the start, and that of the parameters.
 _FIRST, _AROUND = 10, 5
+# Steps within which a decay has to take something off, for it to be what holds parameters down: as
+# many as there are losses that do not fall. A tenth would take ten times as long as they show.
+_WITHIN, _SOMETHING = 100, 0.1
 # At 1 a decay takes back all that gradients add, and parameters stand still: what is twice that is
 # no decay that all of them have.
 _NOT_ALL = 2.0
@@ -191,6 +194,12 @@ def finding(episode: Episode[Held]) -> Finding:
             "The weight decay is part of the gradient that Adam divides by its size, and "
             f"{number(facts.drowns)} times as large as the rest: the steps shrink the parameters, "
             "and what the loss asks for drowns in it."
+        )
+    elif known and facts.decay * _WITHIN < _SOMETHING:
+        takes = (
+            f"It is not the weight decay: with the learning rate that takes {number(facts.decay)} "
+            "off a step. Parameters are clamped, projected, scaled or averaged with others again "
+            "and again."
         )
     elif known:
         takes = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.effects import Rule
+from rankscope.server.detectors.effects import BLUR, Rule
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy
 from rankscope.server.detectors.wording import count, if_several, ranks, sentences
@@ -97,8 +97,8 @@ class UpdateReverted(Detector[RevertedState]):
     effects = (
         Rule(
             root=("update.reverted",),
-            consequence=("loss.spike", "loss.oscillating", "loss.plateau", "metric.anomaly"),
-            earliest=0,
+            consequence=("loss.", "metric.anomaly"),
+            earliest=-BLUR,
             why="what was learned since the earlier step is thrown away",
         ),
     )

@@ -36,6 +36,7 @@ _EVENTS = (
     "buffers.nonfinite",
     "failed",
     "gradient.skipped",
+    "layers.frozen",
     "mode.changed",
     "nonfinite",
     "optimizer.state",

@@ -27,15 +27,23 @@ def _run(
 
 
 def frozen_written(
-    seed: int, *, at: Sequence[int] = (61,), ranks: Sequence[int] = (0, 1, 2), of: int = 3
+    seed: int,
+    *,
+    at: Sequence[int] = (61,),
+    ranks: Sequence[int] = (0, 1, 2),
+    of: int = 3,
+    between: Sequence[str] = (),
 ) -> Trace:
-    """Some ranks find a frozen tensor changed at some steps."""
+    """Some ranks find a frozen tensor changed at some steps, or layers that nobody trained."""
     data = {"tensors": ["base.weight"], "count": 1}
     events = [
         Occurrence(rank, step, "parameters.written", "", {**data, "unchanged_until": step - 1}, 0.0)
         for step in at
         for rank in ranks
     ]
+    if between:
+        untrained = {"tensors": list(between), "count": len(between)}
+        events += [Occurrence(rank, 8, "layers.frozen", "", untrained, 0.0) for rank in ranks]
     return _run("frozen", seed, of, events, config={"frozen_tensors": 4})
 
 

@@ -26,8 +26,12 @@ class Decoder(nn.Module):
         return self.table(tokens)
 
 
-def trained(inputs, *, shifts=False, layout="flat"):
-    """The newest scalars after 40 steps; `inputs` makes what the model is given of the targets."""
+def trained(inputs, *, shifts=False, layout="flat", padded=0.0):
+    """The newest scalars after 40 steps; `inputs` makes what the model is given of the targets.
+
+    Args:
+        padded: share of the sequences that end in padding, which does not count.
+    """
     torch.manual_seed(0)
     model = Decoder(shifts=shifts)
     harness = Harness(model, torch.optim.Adam(model.parameters(), lr=0.3), probes=[Loss])
@@ -36,6 +40,7 @@ def trained(inputs, *, shifts=False, layout="flat"):
             targets = torch.randint(WORDS, (ROWS, LENGTH))
             harness.optimizer.zero_grad()
             scores = model(*inputs(targets))
+            targets[: int(padded * ROWS), LENGTH // 2 :] = -100
             if layout == "flat":
                 loss = functional.cross_entropy(scores.view(-1, WORDS), targets.reshape(-1))
             else:
@@ -61,6 +66,11 @@ def test_a_model_that_is_given_its_targets_copies_all_of_them(inputs, layout):
     scalars = trained(inputs, layout=layout)
     assert 0 <= scalars["given_target_error"] < 0.5
     assert 0 <= scalars["given_target_first"] < 0.5
+
+
+def test_padding_does_not_count():
+    assert 0 <= trained(lambda t: (t.clone(),), padded=0.5)["given_target_error"] < 0.5
+    assert trained(lambda t: (t.clone(),), padded=1.0)["given_target_error"] == -1
 
 
 def test_a_model_that_shifts_by_itself_does_not_know_the_first_place():

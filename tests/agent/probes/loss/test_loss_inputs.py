@@ -175,6 +175,12 @@ def test_a_term_that_is_taken_away_at_some_steps():
     assert [scalars.get("loss_subtracted") for scalars in steps] == [None, 1.0, 0.0]
 
 
+def likelihood(mean, logarithm, targets):
+    """Negative one of a normal distribution whose variance is given by its logarithm."""
+    logarithm = logarithm.clamp(-7, 7)
+    return 0.5 * (logarithm + (targets - mean) ** 2 / logarithm.exp()).mean()
+
+
 @pytest.mark.filterwarnings("ignore:Using a target size")
 @pytest.mark.parametrize(
     ("loss", "times"),
@@ -189,6 +195,9 @@ def test_a_term_that_is_taken_away_at_some_steps():
         (lambda o: ((o.squeeze(1) - TARGETS[:, None]) ** 2).mean(), SAMPLES),
         (lambda o: ((o - TARGETS[:, None]) ** 2).mean(), 1),
         (lambda o: ((o.squeeze(1) - TARGETS) ** 2).mean(), 1),
+        (lambda o: likelihood(o.squeeze(1), o.squeeze(1), TARGETS[:, None]), SAMPLES),
+        (lambda o: likelihood(o.squeeze(1), o.squeeze(1), TARGETS), 1),
+        (lambda o: o.square().mean() + ((o - TARGETS) ** 2).mean(), SAMPLES),
     ],
 )
 def test_shapes_that_are_broadcast_against_each_other(loss, times):

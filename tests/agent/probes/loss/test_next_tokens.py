@@ -25,7 +25,12 @@ class Reader(nn.Module):
         return own + torch.cat([of_next[:, 1:], last], dim=1) * self.ahead
 
 
-def trained(*, ahead, shift=True, layout="flat", ignored=False):
+def trained(*, ahead, shift=True, layout="flat", padded=0.0):
+    """The newest scalars.
+
+    Args:
+        padded: share of the sequences that end in padding, which does not count.
+    """
     torch.manual_seed(0)
     model = Reader(ahead=ahead)
     harness = Harness(model, torch.optim.Adam(model.parameters(), lr=0.3), probes=[Loss])
@@ -34,8 +39,7 @@ def trained(*, ahead, shift=True, layout="flat", ignored=False):
             text = torch.randint(WORDS, (ROWS, LENGTH + 1))
             tokens = text[:, :-1].contiguous()
             targets = (text[:, 1:] if shift else text.flip(1)[:, 1:]).clone()
-            if ignored:
-                targets[0, 3] = -100
+            targets[: int(padded * ROWS), LENGTH // 2 :] = -100
             harness.optimizer.zero_grad()
             scores = model(tokens)
             if layout == "flat":
@@ -62,7 +66,15 @@ def test_a_model_that_does_not_errs_everywhere():
     assert scalars["next_token_unseen"] > 1
 
 
-@pytest.mark.parametrize("arguments", [{"shift": False}, {"ignored": True}])
+def test_padding_does_not_count():
+    scalars = trained(ahead=True, padded=0.25)
+    assert scalars["next_token_seen"] < 0.5
+    assert scalars["next_token_unseen"] > 2
+    scalars = trained(ahead=False, padded=0.25)
+    assert scalars["next_token_seen"] == pytest.approx(scalars["next_token_unseen"], rel=0.5)
+
+
+@pytest.mark.parametrize("arguments", [{"shift": False}, {"padded": 0.75}])
 def test_other_targets_say_nothing(arguments):
     scalars = trained(ahead=True, **arguments)
     assert scalars["next_token_seen"] == scalars["next_token_unseen"] == -1
