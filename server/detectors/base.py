@@ -7,10 +7,12 @@ reads as "passed".
 
 from __future__ import annotations
 
+import inspect
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar, get_args, get_origin
 
 from rankscope.server.detectors.effects import Rule
 from rankscope.server.detectors.policy import Policy
@@ -96,7 +98,8 @@ class Outcome:
     """What a detector says of one window.
 
     Attributes:
-        checks: one for each of the detector's `kinds`.
+        checks: one for each of the detector's `kinds`, as it is where no finding of it is open;
+            that one is says `Detector.checks`.
         findings: in the order of their steps.
     """
 
@@ -116,7 +119,7 @@ class Detector(ABC, Generic[State]):
     Attributes:
         kinds: what it can report, out of `KINDS`; a detector of another package has names of
             its own. It is set and switched off by these names; thresholds belong to the first.
-        policies: the class of its thresholds.
+        policies: the class of its thresholds; as a rule declared by `policy: ItsPolicy` alone.
         needs: series it cannot do without; the runner answers MISSING_INPUT for it where no rank
             has posted one of them by the time `grace` observations have passed.
         wants: series it reads, too, where there are any.
@@ -125,6 +128,8 @@ class Detector(ABC, Generic[State]):
             goes by levels, and each task has its own.
         effects: what its kinds do to others, and others to its kinds; where a line of
             `alerts.rules` fits as well, that one holds.
+        reports_open: its checks report themselves that a kind is open, as not all of its findings
+            are of a run in which something is wrong.
         lasting: why a single observation is enough to find it, however far apart they are, for a
             detector that declares nothing in `reaches`.
     """
@@ -136,9 +141,21 @@ class Detector(ABC, Generic[State]):
     min_ranks: ClassVar[int] = 1
     lasting: ClassVar[str] = ""
     of_one_task: ClassVar[bool] = False
+    reports_open: ClassVar[bool] = False
     effects: ClassVar[tuple[Rule, ...]] = ()
 
     policy: Policy
+    _states: ClassVar[type[Any]]
+
+    def __init_subclass__(cls) -> None:
+        """Reads off the declaration what the state is, and what the thresholds are."""
+        for base in getattr(cls, "__orig_bases__", ()):
+            if get_origin(base) is Detector:
+                (cls._states,) = get_args(base)
+        declared = inspect.get_annotations(cls).get("policy")
+        if declared is not None and "policies" not in vars(cls):
+            own = vars(sys.modules[cls.__module__])
+            cls.policies = own[declared] if isinstance(declared, str) else declared
 
     def __init__(self, policy: Policy | None = None) -> None:
         self.policy = policy or self.policies()
@@ -152,6 +169,15 @@ class Detector(ABC, Generic[State]):
         """
         return cls(policies(cls))
 
+    def checks(self, outcome: Outcome, last_step: int) -> dict[str, Check]:
+        """What is to be said of each kind: OPEN while a finding of it is not over at a step."""
+        checks = dict(outcome.checks)
+        for found in () if self.reports_open else outcome.findings:
+            lasts = found.clear_after is None or last_step - found.last_step <= found.clear_after
+            if lasts and checks[found.kind].status is not Status.OPEN:
+                checks[found.kind] = Check.open(f"{found.title}.")
+        return checks
+
     def reaches(self) -> tuple[Reach, ...]:
         """What it has to see of what it finds.
 
@@ -160,9 +186,10 @@ class Detector(ABC, Generic[State]):
         """
         return ()
 
-    @abstractmethod
     def start(self) -> State:
-        """The state before the first window."""
+        """The state before the first window; by default that of `Detector[State]` as it is made."""
+        made: State = self._states()
+        return made
 
     @abstractmethod
     def advance(self, window: Window, state: State) -> Outcome:

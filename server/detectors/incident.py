@@ -29,6 +29,16 @@ class Incident:
     last_step: int
     clear_after: int
 
+    @classmethod
+    def since(cls, step: int, last_step: int, *, clear_after: int = 0) -> Incident:
+        """One that began at the step at which it was seen, and holds until another, or that one."""
+        return Incident(
+            first_step=step,
+            seen_step=step,
+            last_step=max(step, last_step),
+            clear_after=clear_after,
+        )
+
     def over(self, step: int) -> bool:
         """Whether it has been quiet long enough at a step; the alert's own rule."""
         return step - self.last_step > self.clear_after

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Policy
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import agree, count, if_several, listing, ranks
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 _KIND = "mode.evaluation"
 _EVENT = "mode.changed"
@@ -105,7 +105,6 @@ class ModeState:
     reported: dict[int, list[Modes]] = field(default_factory=dict)
     first: dict[int, Modes] = field(default_factory=dict)
     samples: int = 0
-    steps: int = 0
     compared: int = 0
     bad: int = 0
     bad_since: int = 0
@@ -140,20 +139,14 @@ class EvaluationMode(Detector[ModeState]):
         PyTorch's documentation of `Module.train` and `Module.eval`.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = (_KIND,)
-    lasting: ClassVar[str] = "a mode stays as it is until something sets it"
-    policies: ClassVar[type[Policy]] = ModePolicy
-    wants: ClassVar[tuple[str, ...]] = (_SERIES,)
+    kinds = (_KIND,)
+    lasting = "a mode stays as it is until something sets it"
+    wants = (_SERIES,)
 
     policy: ModePolicy
 
-    def start(self) -> ModeState:
-        """Nothing known yet."""
-        return ModeState()
-
     def advance(self, window: Window, state: ModeState) -> Outcome:
         """Follows what ranks said at the steps at which their modules were sampled."""
-        state.steps += len(window.steps)
         for event in sorted(window.events, key=lambda e: e.step):
             if event.kind == _EVENT:
                 modes = Modes.read(event.step, event.data)
@@ -163,7 +156,7 @@ class EvaluationMode(Detector[ModeState]):
             there = [int(r) for r in window.ranks[~np.isnan(row)]]
             self._judge(window, state, int(step), there)
         findings = tuple(_finding(e, window) for e in state.watch.take(window.last_step))
-        return Outcome({_KIND: _check(window, state)}, findings)
+        return Outcome({_KIND: _check(state)}, findings)
 
     def _judge(self, window: Window, state: ModeState, step: int, there: list[int]) -> None:
         state.samples += 1
@@ -370,19 +363,12 @@ def _of_ranks(
     return title, cause
 
 
-def _check(window: Window, state: ModeState) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, window).title}.")
+def _check(state: ModeState) -> Check:
     if not state.samples:
         if state.reported:
-            return Check(
-                Status.NOT_APPLICABLE,
-                "No module behaves differently in evaluation mode.",
-            )
-        return Check(Status.MISSING_INPUT, "No rank reports the mode of its modules.")
+            return Check.not_applicable("No module behaves differently in evaluation mode.")
+        return Check.missing("No rank reports the mode of its modules.")
     compared = " and compared between the ranks" if state.compared else ""
-    return Check(
-        Status.OK,
-        f"The mode of the modules was checked at {count(state.samples, 'step')}{compared}.",
+    return Check.ok(
+        f"The mode of the modules was checked at {count(state.samples, 'step')}{compared}."
     )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.effects import EPISODE, Rule
 from rankscope.server.detectors.wording import agree, count, listing, percent, sentences
-from rankscope.server.window import Check, Occurrence, Status, Window
+from rankscope.server.window import Check, Occurrence, Window
 
 _KIND = "mode.settings"
 _EVENT = "mode.changed"
@@ -54,9 +54,9 @@ class ModeSettings(Detector[SettingsState]):
         TensorFlow 1 and `keep_prob`; Keras' `momentum` of 0.99, which is PyTorch's 0.01.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = (_KIND,)
-    lasting: ClassVar[str] = "settings stay as they are until something sets them"
-    effects: ClassVar[tuple[Rule, ...]] = (
+    kinds = (_KIND,)
+    lasting = "settings stay as they are until something sets them"
+    effects = (
         Rule(
             root=(_KIND,),
             consequence=("loss.plateau", "accuracy.stalled", "generalization.gap", "batch.noise"),
@@ -66,10 +66,6 @@ class ModeSettings(Detector[SettingsState]):
         ),
     )
 
-    def start(self) -> SettingsState:
-        """Nothing known yet."""
-        return SettingsState()
-
     def advance(self, window: Window, state: SettingsState) -> Outcome:
         """Takes what ranks report of their modules."""
         for event in sorted(window.events, key=lambda e: (e.step, e.rank)):
@@ -77,7 +73,7 @@ class ModeSettings(Detector[SettingsState]):
                 _take(event, state)
         last_step = window.last_step
         findings = (_finding(state, last_step),) if state.first_step >= 0 else ()
-        return Outcome({_KIND: _check(state, last_step)}, findings)
+        return Outcome({_KIND: _check(state)}, findings)
 
 
 def _take(event: Occurrence, state: SettingsState) -> None:
@@ -97,12 +93,10 @@ def _pairs(reported: Any) -> list[tuple[str, float]]:
     return [(name, float(rate)) for name, rate in pairs if isinstance(rate, int | float)]
 
 
-def _check(state: SettingsState, last_step: int) -> Check:
+def _check(state: SettingsState) -> Check:
     if not state.reported:
-        return Check(Status.MISSING_INPUT, "No rank reports the mode of its modules.")
-    if state.first_step >= 0:
-        return Check(Status.OPEN, f"{_finding(state, last_step).title}.")
-    return Check(Status.OK, "No dropout has a rate of 0.9 or more, and no batch norm stands still.")
+        return Check.missing("No rank reports the mode of its modules.")
+    return Check.ok("No dropout has a rate of 0.9 or more, and no batch norm stands still.")
 
 
 def _finding(state: SettingsState, last_step: int) -> Finding:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import agree, count, listing, ranks, sentences
-from rankscope.server.window import Check, Status, Window, is_wanted
+from rankscope.server.window import Check, Window, is_wanted
 
 # Series that are losses, or were measured in an evaluation. A star stands for any characters.
 LOSS_LIKE = ("eval/*", "*loss*", "*Loss*")
@@ -19,7 +18,6 @@ LOSS_LIKE = ("eval/*", "*loss*", "*Loss*")
 _NOT_MEANT = ("loss", "*scale*")
 BUFFERS = "buffers_nonfinite"
 _EVENT = "buffers.nonfinite"
-_GRACE = 20
 _MAX_NAMES = 20
 
 
@@ -51,7 +49,6 @@ class ValuesState:
         reported: rank -> names of buffers.
     """
 
-    steps: int = 0
     judged: int = 0
     bad: set[str | int] = field(default_factory=set)
     reported: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -74,13 +71,9 @@ class EvaluationNonFinite(Detector[ValuesState]):
         What decides which checkpoint is kept is no number; comparisons with NaN are all false.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("eval.nonfinite",)
-    lasting: ClassVar[str] = "each evaluation is reported as a whole"
-    wants: ClassVar[tuple[str, ...]] = LOSS_LIKE
-
-    def start(self) -> ValuesState:
-        """Nothing seen yet."""
-        return ValuesState()
+    kinds = ("eval.nonfinite",)
+    lasting = "each evaluation is reported as a whole"
+    wants = LOSS_LIKE
 
     def advance(self, window: Window, state: ValuesState) -> Outcome:
         """Looks at every value of every such series, step by step."""
@@ -113,17 +106,13 @@ class EvaluationNonFinite(Detector[ValuesState]):
             elif seen and not state.bad:
                 state.watch.good(step)
         findings = tuple(_evaluation(e, window) for e in state.watch.take(window.last_step))
-        return Outcome({"eval.nonfinite": self._check(window, state)}, findings)
+        return Outcome({"eval.nonfinite": self._check(state)}, findings)
 
-    def _check(self, window: Window, state: ValuesState) -> Check:
-        episode = state.watch.open(window.last_step)
-        if episode is not None:
-            return Check(Status.OPEN, f"{_evaluation(episode, window).title}.")
+    def _check(self, state: ValuesState) -> Check:
         if not state.judged:
-            why = "No evaluation's loss and no further loss has been posted."
-            return Check(Status.MISSING_INPUT, why)
+            return Check.missing("No evaluation's loss and no further loss has been posted.")
         judged = count(state.judged, "value")
-        return Check(Status.OK, f"The last of {judged} of evaluations and other losses was finite.")
+        return Check.ok(f"The last of {judged} of evaluations and other losses was finite.")
 
 
 class BuffersNonFinite(Detector[ValuesState]):
@@ -146,13 +135,9 @@ class BuffersNonFinite(Detector[ValuesState]):
         Statistics are averages over the batches so far: one NaN in them stays.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("buffers.nonfinite",)
-    lasting: ClassVar[str] = "what is not finite stays in a buffer"
-    wants: ClassVar[tuple[str, ...]] = (BUFFERS,)
-
-    def start(self) -> ValuesState:
-        """Nothing seen yet."""
-        return ValuesState()
+    kinds = ("buffers.nonfinite",)
+    lasting = "what is not finite stays in a buffer"
+    wants = (BUFFERS,)
 
     def advance(self, window: Window, state: ValuesState) -> Outcome:
         """Takes the counts, and the names that ranks reported."""
@@ -160,7 +145,6 @@ class BuffersNonFinite(Detector[ValuesState]):
             if event.kind == _EVENT:
                 names = tuple(str(n) for n in event.data.get("tensors", ()))
                 state.reported[event.rank] = names[:_MAX_NAMES]
-        state.steps += len(window.steps)
         steps, rows = rank_rows(window, BUFFERS)
         for step, row in zip(steps.tolist(), rows, strict=True):
             posted = ~np.isnan(row)
@@ -177,19 +161,15 @@ class BuffersNonFinite(Detector[ValuesState]):
             elif not state.bad:
                 state.watch.good(step)
         findings = tuple(_buffers(e, state) for e in state.watch.take(window.last_step))
-        return Outcome({"buffers.nonfinite": self._check(window, state)}, findings)
+        return Outcome({"buffers.nonfinite": self._check(state)}, findings)
 
-    def _check(self, window: Window, state: ValuesState) -> Check:
-        episode = state.watch.open(window.last_step)
-        if episode is not None:
-            return Check(Status.OPEN, f"{_buffers(episode, state).title}.")
+    def _check(self, state: ValuesState) -> Check:
         if not state.judged:
-            if state.steps < _GRACE:
-                return Check(Status.INSUFFICIENT_DATA, "No buffers have been sampled yet.")
-            return Check(Status.MISSING_INPUT, "No rank posts buffers; the model may have none.")
-        return Check(
-            Status.OK, f"All buffers were finite at the last of {count(state.judged, 'sample')}."
-        )
+            return Check.missing(
+                "No rank posts buffers; the model may have none.",
+                early="No buffers have been sampled yet.",
+            )
+        return Check.ok(f"All buffers were finite at the last of {count(state.judged, 'sample')}.")
 
 
 def _evaluation(episode: Episode[Values], window: Window) -> Finding:

@@ -25,12 +25,9 @@ from rankscope.server.detectors.reach import Recorded
 from rankscope.server.detectors.settings import Effective
 from rankscope.server.detectors.tasks import SERIES as OF_TASKS
 from rankscope.server.detectors.tasks import Tasks
+from rankscope.server.detectors.waiting import GRACE, in_time
 from rankscope.server.detectors.wording import agree, count, listing
 from rankscope.server.window import Check, Status, Window, is_wanted
-
-# A series that no rank has posted by then is not going to come: loggers of losses and norms begin
-# with the first steps.
-GRACE = 20
 
 _logger = logging.getLogger(__name__)
 
@@ -85,6 +82,7 @@ class Evaluation:
         )
         self._seen: set[str] = set()
         self._observed = 0
+        self._last_step = -1
         # The profile that series reported, and from which step on.
         self._recognised: str | None = None
         self._recognised_at = -1
@@ -113,6 +111,7 @@ class Evaluation:
         """
         self._seen |= {name for name, series in window.series.items() if series.present.any()}
         self._observed += len(window.steps)
+        self._last_step = max(self._last_step, window.last_step)
         self._recorded.take(window)
         of_first = self._tasks.of_first(window)
         if self._recognised is None and (named := profiles.recognised(self._seen)):
@@ -187,7 +186,7 @@ class Evaluation:
             by_goal = any(finding.kind == kind for finding in goals)
             if kind in checks and kind not in self._off and not by_goal:
                 text = f"Profile {name} ({how}; {profile.what}): {why}."
-                checks[kind] = Check(Status.NOT_APPLICABLE, text)
+                checks[kind] = Check.not_applicable(text)
         return [
             replace(finding, severity="info")
             if finding.kind in profile.lenient and finding.seen_step >= since
@@ -226,8 +225,10 @@ class Evaluation:
             running.checks = _for_all(detector, self._without(missing))
         else:
             running.checks = {
-                kind: self._recorded.qualified(kind, check, running.reaches)
-                for kind, check in outcome.checks.items()
+                kind: self._recorded.qualified(
+                    kind, in_time(check, self._observed), running.reaches
+                )
+                for kind, check in detector.checks(outcome, self._last_step).items()
             }
         return outcome.findings
 
@@ -236,14 +237,13 @@ class Evaluation:
         if self._observed < GRACE:
             first = "first step" if self._observed == 1 else f"first {self._observed} steps"
             why = f"{names} {agree(len(missing), 'has')} not been posted in the {first}."
-            return Check(Status.INSUFFICIENT_DATA, why)
-        return Check(Status.MISSING_INPUT, f"No rank posts {names}.")
+            return Check.insufficient(why)
+        return Check.missing(f"No rank posts {names}.")
 
 
 def _not_applicable(detector: Detector[Any], window: Window) -> Check:
     least, held = count(detector.min_ranks, "rank"), count(window.world_size, "rank")
-    why = f"It compares at least {least}; this run has {held}."
-    return Check(Status.NOT_APPLICABLE, why)
+    return Check.not_applicable(f"It compares at least {least}; this run has {held}.")
 
 
 def _first_step(window: Window, names: set[str]) -> int:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rankscope.server.detectors.statistics import mean_over_ranks
-from rankscope.server.window import Window
+from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
+from rankscope.server.window import Float64, Window
 
 
 def together(window: Window, *metrics: str) -> Iterator[tuple[int, dict[str, float]]]:
@@ -22,6 +22,18 @@ def together(window: Window, *metrics: str) -> Iterator[tuple[int, dict[str, flo
         for step, value in zip(steps.tolist(), means.tolist(), strict=True):
             rows.setdefault(step, {})[metric] = value
     yield from sorted(rows.items())
+
+
+def mean_by_step(window: Window, metric: str) -> dict[int, float]:
+    """Step -> mean over the ranks that posted a metric there, ascending."""
+    steps, means = mean_over_ranks(window, metric)
+    return dict(zip(steps.tolist(), means.tolist(), strict=True))
+
+
+def rows_by_step(window: Window, metric: str) -> dict[int, Float64]:
+    """Step -> value of every rank, float64 [R], NaN where one posted none; ascending."""
+    steps, rows = rank_rows(window, metric)
+    return dict(zip(steps.tolist(), rows, strict=True))
 
 
 def noise_of_mean(values: Sequence[float]) -> float:

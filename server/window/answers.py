@@ -28,10 +28,43 @@ class Check:
 
     Attributes:
         why: one sentence for a person: what was judged, or what is missing.
+        early: of a detector's answer, what holds instead, as INSUFFICIENT_DATA, as long as a run
+            has been observed too shortly for it; empty where it holds at once.
     """
 
     status: Status
     why: str
+    early: str = ""
+
+    @classmethod
+    def ok(cls, why: str, *, early: str = "") -> Check:
+        """What was judged, and in order."""
+        return cls(Status.OK, why, early)
+
+    @classmethod
+    def open(cls, why: str) -> Check:
+        """What is wrong."""
+        return cls(Status.OPEN, why)
+
+    @classmethod
+    def insufficient(cls, why: str) -> Check:
+        """What there is so far, and how much is needed."""
+        return cls(Status.INSUFFICIENT_DATA, why)
+
+    @classmethod
+    def missing(cls, why: str, *, early: str = "") -> Check:
+        """What nobody posts."""
+        return cls(Status.MISSING_INPUT, why, early)
+
+    @classmethod
+    def not_applicable(cls, why: str, *, early: str = "") -> Check:
+        """Why there is nothing to be judged in such a run."""
+        return cls(Status.NOT_APPLICABLE, why, early)
+
+    @classmethod
+    def suspended(cls, why: str) -> Check:
+        """Why nothing is judged for the time being."""
+        return cls(Status.SUSPENDED, why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,8 +31,8 @@ class NextTokens:
     without a causal mask) knows all but that one. `next_token_unseen` is the mean cross entropy at
     the last place, `next_token_seen` that at the one of up to 64 earlier places where it is
     largest; both over up to 64 sequences of each loss and about 16 samples, -1 where the targets
-    are something else, or half of the sequences end before (`ignore_index`). A model that does not look ahead errs at the last place as it does
-    elsewhere.
+    are something else, or half of the sequences end before (`ignore_index`). A model that does not
+    look ahead errs at the last place as it does elsewhere.
 
     Of losses in training by `cross_entropy`, of sequences of 4 tokens or more, at steps where the
     tier `full` is due: it costs a softmax over at most 4 million scores.
@@ -122,5 +122,5 @@ class NextTokens:
 
 def counted(target: torch.Tensor, given: Mapping[str, Any]) -> torch.Tensor:
     """Whether each target of a `cross_entropy` counts, bool like the targets: not padding."""
-    ignored = given.get("ignore_index", -100)
+    ignored: int = given.get("ignore_index", -100)
     return (target >= 0) & (target != ignored)

@@ -169,16 +169,6 @@ class Scores:
             for episode in self._known[name].lost.take(last_step)
         ]
 
-    def open(self, step: int) -> Finding | None:
-        """The first one that is not over at a step."""
-        for name in sorted(self._known):
-            episode = self._known[name].watch.open(step)
-            if episode is not None:
-                return _finding(episode)
-            if (gone := self._known[name].lost.open(step)) is not None:
-                return lost.finding(gone)
-        return None
-
 
 @cache
 def rises(name: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from rankscope.server.detectors.policy import Policy, Share, Sigmas
 from rankscope.server.detectors.statistics import BLOCK, mann_kendall
 from rankscope.server.detectors.walking import together
 from rankscope.server.detectors.wording import count, number, percent
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # Blocks that are judged at a time.
 _BLOCKS = 20
@@ -79,20 +78,15 @@ class AccuracyMismatch(Detector[MismatchState]):
         it.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("accuracy.mismatch",)
-    of_one_task: ClassVar[bool] = True
-    needs: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
+    kinds = ("accuracy.mismatch",)
+    of_one_task = True
+    needs = ("loss", "accuracy")
 
-    policies: ClassVar[type[Policy]] = MismatchPolicy
     policy: MismatchPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
         """The accuracy has to move, or nothing shows that it can."""
         return (Reach(("accuracy",), moves="at all"), Reach(("loss",), moves="at all"))
-
-    def start(self) -> MismatchState:
-        """Nothing seen yet."""
-        return MismatchState()
 
     def advance(self, window: Window, state: MismatchState) -> Outcome:
         """Takes loss and accuracy where both are known."""
@@ -100,7 +94,7 @@ class AccuracyMismatch(Detector[MismatchState]):
             if state.course.push(step, row):
                 self._judge(step, state)
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
-        return Outcome({"accuracy.mismatch": _check(window, state)}, findings)
+        return Outcome({"accuracy.mismatch": _check(state)}, findings)
 
     def _judge(self, step: int, state: MismatchState) -> None:
         policy, course = self.policy, state.course
@@ -116,16 +110,12 @@ class AccuracyMismatch(Detector[MismatchState]):
         state.watch.bad(step, facts, first_step=course.first_step).facts = facts
 
 
-def _check(window: Window, state: MismatchState) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode).title}.")
+def _check(state: MismatchState) -> Check:
     have, need = len(state.course.recent), state.course.needed
     if have < need:
-        why = f"{have} of {need} steps with a loss and an accuracy."
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return Check.insufficient(f"{have} of {need} steps with a loss and an accuracy.")
     checks = count(state.watch.judged, "check")
-    return Check(Status.OK, f"At {checks}, loss and accuracy never fell together.")
+    return Check.ok(f"At {checks}, loss and accuracy never fell together.")
 
 
 def _finding(episode: Episode[Disagreement]) -> Finding:

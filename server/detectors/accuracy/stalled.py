@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -13,17 +12,16 @@ from rankscope.server.detectors.accuracy.course import Course
 from rankscope.server.detectors.accuracy.falling import FallingPolicy, Scores
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.policy import Blocks, Observations, Policy, Share, Sigmas, Steps
+from rankscope.server.detectors.policy import Blocks, Observations, Share, Sigmas, Steps
 from rankscope.server.detectors.recurrence import Folds, detrended, folded
+from rankscope.server.detectors.waiting import GRACE
 from rankscope.server.detectors.walking import median, noise_of_mean, together
 from rankscope.server.detectors.wording import listing, number, percent
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 _PAIR = ("loss", "accuracy")
 # First observations before an accuracy may have risen: easy answers are learned in a few steps.
 _FEW = (3, 10)
-# Observations after which what nobody has posted will not come.
-_GRACE = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +151,13 @@ class AccuracyStalled(Detector[StalledState]):
         an unbalanced problem with too small a rate, and on no healthy run of the corpus.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("accuracy.stalled",)
-    of_one_task: ClassVar[bool] = True
-    wants: ClassVar[tuple[str, ...]] = (
+    kinds = ("accuracy.stalled",)
+    of_one_task = True
+    wants = (
         *("loss", "accuracy", "lr", "update_ratio", "explained_deviance"),
         "*",
     )
 
-    policies: ClassVar[type[Policy]] = StalledPolicy
     policy: StalledPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
@@ -190,7 +187,7 @@ class AccuracyStalled(Detector[StalledState]):
                 self._judge(step, state)
         findings = [_finding(e, self.policy) for e in state.watch.take(window.last_step)]
         findings += state.scores.findings(window.last_step)
-        return Outcome({"accuracy.stalled": _check(window, state, self.policy)}, tuple(findings))
+        return Outcome({"accuracy.stalled": _check(state)}, tuple(findings))
 
     def _fold(self, step: int, accuracy: float, state: StalledState) -> None:
         """Whether some places of a period are answered far better than others."""
@@ -237,25 +234,16 @@ class AccuracyStalled(Detector[StalledState]):
         )
 
 
-def _check(window: Window, state: StalledState, policy: StalledPolicy) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
-    fallen = state.scores.open(window.last_step)
-    if fallen is not None:
-        return Check(Status.OPEN, f"{fallen.title}.")
+def _check(state: StalledState) -> Check:
     missing = [name for name in _PAIR if name not in state.seen]
-    if missing and state.observed >= _GRACE:
-        return Check(Status.MISSING_INPUT, f"No rank posts {listing(missing)}.")
+    if missing and state.observed >= GRACE:
+        return Check.missing(f"No rank posts {listing(missing)}.")
     have, need = len(state.course.recent), state.course.needed
     if have < need:
-        why = f"{have} of {need} steps with a loss and an accuracy."
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return Check.insufficient(f"{have} of {need} steps with a loss and an accuracy.")
     _, late, _ = state.course.halves()
     began = float(np.mean(state.course.first))
-    return Check(
-        Status.OK, f"The accuracy began at {number(began)} and has come to {number(late)}."
-    )
+    return Check.ok(f"The accuracy began at {number(began)} and has come to {number(late)}.")
 
 
 def _finding(episode: Episode[Stuck], policy: StalledPolicy) -> Finding:

@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -15,9 +14,8 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Times
 from rankscope.server.detectors.statistics import Progress, mean_over_ranks, rank_rows
 from rankscope.server.detectors.wording import count, number, percent, sentences
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
-_GRACE = 20
 # Steps from one sample to the next.
 _STRIDE = 10
 # A squared norm of the mean of R gradients lies between 1/R and 1 times the mean of their own.
@@ -84,7 +82,6 @@ class NoiseState:
 
     recent: deque[float]
     accuracies: deque[float]
-    steps: int = 0
     seen: int = 0
     unequal: int = 0
     signal: float = 0.0
@@ -136,10 +133,9 @@ class BatchNoise(Detector[NoiseState]):
         appendix A.1: steps grow by 1 + noise/B, samples by 1 + B/noise.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("batch.noise",)
-    policies: ClassVar[type[Policy]] = NoisePolicy
-    needs: ClassVar[tuple[str, ...]] = ("grad_norm", "grad_norm_local")
-    wants: ClassVar[tuple[str, ...]] = (
+    kinds = ("batch.noise",)
+    needs = ("grad_norm", "grad_norm_local")
+    wants = (
         "grad_norm_preclip",
         "clip_coefficient",
         "amp_scale",
@@ -147,7 +143,7 @@ class BatchNoise(Detector[NoiseState]):
         "loss",
         "accuracy",
     )
-    min_ranks: ClassVar[int] = 2
+    min_ranks = 2
 
     policy: NoisePolicy
 
@@ -162,7 +158,6 @@ class BatchNoise(Detector[NoiseState]):
 
     def advance(self, window: Window, state: NoiseState) -> Outcome:
         """Takes the norms of every step at which all ranks have reported theirs."""
-        state.steps += len(window.steps)
         losses = dict(_means(window, "loss"))
         accuracies = dict(_means(window, "accuracy"))
         one = _of_one_gradient(window)
@@ -182,7 +177,7 @@ class BatchNoise(Detector[NoiseState]):
             if step in norms:
                 self._take(step, *norms[step], state)
         findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
-        return Outcome({"batch.noise": _check(window, state, self.policy)}, findings)
+        return Outcome({"batch.noise": _check(state, self.policy)}, findings)
 
     def _take(
         self, step: int, small: float, row: tuple[float, float, int], state: NoiseState
@@ -367,33 +362,26 @@ def _finding(episode: Episode[Noise], policy: NoisePolicy) -> Finding:
     )
 
 
-def _check(window: Window, state: NoiseState, policy: NoisePolicy) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
+def _check(state: NoiseState, policy: NoisePolicy) -> Check:
     if not state.seen and state.unequal:
-        why = (
+        return Check.not_applicable(
             f"The ranks' gradients after the reduction differ in size at all of "
             f"{count(state.unequal, 'step')}: they hold different parts of the model, or reduce "
             "nothing."
         )
-        return Check(Status.NOT_APPLICABLE, why)
-    if not state.seen and state.steps >= _GRACE:
-        return Check(
-            Status.MISSING_INPUT,
-            "No step has the norms of all ranks' own gradients and of the reduced one: they are "
-            "read at sampled steps only, and not under FSDP.",
-        )
-    if state.seen < policy.evidence:
+    so_far = f"{count(state.seen, 'step')} with the norms of all ranks of {policy.evidence} needed."
+    if not state.seen:
         why = (
-            f"{count(state.seen, 'step')} with the norms of all ranks of {policy.evidence} needed."
+            "No step has the norms of all ranks' own gradients and of the reduced one: they are "
+            "read at sampled steps only, and not under FSDP."
         )
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return Check.missing(why, early=so_far)
+    if state.seen < policy.evidence:
+        return Check.insufficient(so_far)
     if not _sound(state):
-        return Check(Status.NOT_APPLICABLE, _unsound(state))
+        return Check.not_applicable(_unsound(state))
     unit = "samples" if state.counted else "times a rank's batch"
-    return Check(
-        Status.OK,
+    return Check.ok(
         f"The gradient noise scale is {number(state.scale)} {unit}; a step has "
-        f"{number(state.batch)}.",
+        f"{number(state.batch)}."
     )

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.of_reductions import value_of
 from rankscope.server.detectors.policy import Count, Policy, Share, Steps
+from rankscope.server.detectors.waiting import too_few
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, listing, number, percent
-from rankscope.server.window import Check, Reduction, Status, Window
-
-_GRACE = 20
+from rankscope.server.window import Check, Reduction, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,6 @@ class CompressionState:
     cosines: deque[float]
     kept: deque[float]
     watch: Watch[Loss]
-    steps: int = 0
     measured: int = 0
 
 
@@ -89,10 +86,9 @@ class CompressionError(Detector[CompressionState]):
         tenth of the steps: what is lost in the first ones is not made good.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("compression.error",)
-    policies: ClassVar[type[Policy]] = CompressionPolicy
-    wants: ClassVar[tuple[str, ...]] = ("clip_coefficient", "amp_scale")
-    min_ranks: ClassVar[int] = 2
+    kinds = ("compression.error",)
+    wants = ("clip_coefficient", "amp_scale")
+    min_ranks = 2
 
     policy: CompressionPolicy
 
@@ -107,7 +103,6 @@ class CompressionError(Detector[CompressionState]):
 
     def advance(self, window: Window, state: CompressionState) -> Outcome:
         """Goes through the reductions whose both sides are known."""
-        state.steps += len(window.steps)
         hooks, feedback = _hooks(window), _feeds_back(window)
         for made in window.reductions:
             if not made.agreed or not math.isfinite(made.cosine):
@@ -133,7 +128,7 @@ class CompressionError(Detector[CompressionState]):
                 continue
             state.watch.bad(made.step, loss).facts = loss
         findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
-        return Outcome({"compression.error": _check(window, state, hooks, self.policy)}, findings)
+        return Outcome({"compression.error": _check(state, hooks, self.policy)}, findings)
 
 
 def _loses_elements(made: Reduction) -> bool:
@@ -195,26 +190,18 @@ def _finding(episode: Episode[Loss], policy: CompressionPolicy) -> Finding:
     )
 
 
-def _check(
-    window: Window, state: CompressionState, hooks: tuple[str, ...], policy: CompressionPolicy
-) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
+def _check(state: CompressionState, hooks: tuple[str, ...], policy: CompressionPolicy) -> Check:
     if not hooks and not state.cosines:
-        why = "Nothing that compresses gradients is known or seen."
-        return Check(Status.NOT_APPLICABLE, why)
-    if not state.measured and state.steps >= _GRACE:
-        return Check(
-            Status.MISSING_INPUT,
+        return Check.not_applicable("Nothing that compresses gradients is known or seen.")
+    if not state.measured:
+        why = (
             "No step has the gradients of all ranks before the reduction and after it: they are "
-            "read at sampled steps only, and not under FSDP.",
+            "read at sampled steps only, and not under FSDP."
         )
+        return Check.missing(why, early=f"0 reductions of {policy.looks} needed.")
     if len(state.cosines) < policy.looks:
-        why = f"{count(state.measured, 'reduction')} of {policy.looks} needed."
-        return Check(Status.INSUFFICIENT_DATA, why)
-    return Check(
-        Status.OK,
+        return too_few(state.measured, "reduction", policy.looks)
+    return Check.ok(
         f"The reduced gradient has a cosine of {number(median(state.cosines))} to the mean of the "
-        f"ranks' gradients, the median of {count(len(state.cosines), 'sample')}.",
+        f"ranks' gradients, the median of {count(len(state.cosines), 'sample')}."
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -13,11 +12,9 @@ from rankscope.server.detectors.data.batches import BATCHES, batch_digests
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy
 from rankscope.server.detectors.wording import count, listing, ranks, sentences
-from rankscope.server.window import Bool, Check, Series, Status, Window
+from rankscope.server.window import Bool, Check, Series, Window
 
 Groups = tuple[tuple[int, ...], ...]
-
-_GRACE = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +57,6 @@ class DuplicatedState:
         last: batch of each rank at its last observation.
     """
 
-    steps: int = 0
     judged: int = 0
     constant: int = 0
     ranks: int = 0
@@ -93,10 +89,9 @@ class Duplicated(Detector[DuplicatedState]):
         huggingface/datasets#5360 and a dozen like it: a loader without a distributed sampler.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("data.duplicated",)
-    policies: ClassVar[type[Policy]] = DuplicatedPolicy
-    wants: ClassVar[tuple[str, ...]] = ("loss",)
-    min_ranks: ClassVar[int] = 2
+    kinds = ("data.duplicated",)
+    wants = ("loss",)
+    min_ranks = 2
 
     policy: DuplicatedPolicy
 
@@ -104,13 +99,8 @@ class Duplicated(Detector[DuplicatedState]):
         """As many consecutive batches as it takes where not all ranks share them."""
         return (Reach(BATCHES, self.policy.some, LASTS_SAMPLED),)
 
-    def start(self) -> DuplicatedState:
-        """No batch yet."""
-        return DuplicatedState()
-
     def advance(self, window: Window, state: DuplicatedState) -> Outcome:
         """Goes through the batches step by step."""
-        state.steps += len(window.steps)
         series = batch_digests(window)
         classes = [c for c in window.data_parallel if len(c) > 1]
         if series is not None and classes and len(window.steps):
@@ -133,7 +123,7 @@ class Duplicated(Detector[DuplicatedState]):
             if before >= 0:
                 state.last = _digests_at(window, series, before)
         findings = tuple(_finding(e, window) for e in state.watch.take(window.last_step))
-        return Outcome({"data.duplicated": _check(window, state, bool(classes))}, findings)
+        return Outcome({"data.duplicated": _check(state, bool(classes))}, findings)
 
     def _step(
         self,
@@ -268,28 +258,23 @@ def _finding(episode: Episode[Same], window: Window) -> Finding:
     )
 
 
-def _check(window: Window, state: DuplicatedState, replicas: bool) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, window).title}.")
+def _check(state: DuplicatedState, replicas: bool) -> Check:
     if not replicas:
-        return Check(
-            Status.NOT_APPLICABLE,
+        return Check.not_applicable(
             "No two ranks hold the same tensors, or shards of FSDP: so it is not known which "
-            "should have batches of their own.",
+            "should have batches of their own."
         )
     if not state.judged:
-        if state.steps < _GRACE:
-            return Check(Status.INSUFFICIENT_DATA, "No batches have been compared yet.")
-        return Check(Status.MISSING_INPUT, "No two ranks post digests of their batches.")
-    if 2 * state.constant > state.judged:
-        return Check(
-            Status.NOT_APPLICABLE,
-            "A rank's batch is the one before it at most steps: synthetic input, or all of the "
-            "data in one batch.",
+        return Check.missing(
+            "No two ranks post digests of their batches.",
+            early="No batches have been compared yet.",
         )
-    return Check(
-        Status.OK,
+    if 2 * state.constant > state.judged:
+        return Check.not_applicable(
+            "A rank's batch is the one before it at most steps: synthetic input, or all of the "
+            "data in one batch."
+        )
+    return Check.ok(
         f"{count(state.ranks, 'rank')} had batches of their own at "
-        f"{count(state.judged - state.constant, 'compared step')}.",
+        f"{count(state.judged - state.constant, 'compared step')}."
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -14,10 +13,10 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.loss_weights import INPUTS, LossWeights
 from rankscope.server.detectors.policy import Policy, Times
 from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.walking import rows_by_step
 from rankscope.server.detectors.wording import count, number, ranks
-from rankscope.server.window import Check, Float64, Int64, Status, Window
+from rankscope.server.window import Check, Float64, Int64, Window
 
-_GRACE = 20
 _COUNTS = ("samples", "tokens")
 # At this many consecutive samples, and one more each time their number has doubled beyond `_FIRST`.
 # Of batches of random lengths one in twelve is that short (deviation of the logarithm 0.5): eight
@@ -67,7 +66,6 @@ class UnevenState:
         counted: what ranks counted by at the last reduction that was examined; empty for equally.
     """
 
-    steps: int = 0
     sampled: int = 0
     counted: str = ""
     what: str = "samples"
@@ -102,10 +100,9 @@ class Imbalanced(Detector[UnevenState]):
         huggingface/transformers#34191, pytorch/torchtune#1875: means of unequal numbers of tokens.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("data.imbalanced",)
-    policies: ClassVar[type[Policy]] = ImbalancedPolicy
-    wants: ClassVar[tuple[str, ...]] = (*_COUNTS, "loss", *INPUTS)
-    min_ranks: ClassVar[int] = 2
+    kinds = ("data.imbalanced",)
+    wants = (*_COUNTS, "loss", *INPUTS)
+    min_ranks = 2
 
     policy: ImbalancedPolicy
 
@@ -113,16 +110,10 @@ class Imbalanced(Detector[UnevenState]):
         """Consecutive batches of another size."""
         return (Reach(_COUNTS, _SAMPLES, TO_THE_END),)
 
-    def start(self) -> UnevenState:
-        """No batch yet."""
-        return UnevenState()
-
     def advance(self, window: Window, state: UnevenState) -> Outcome:
         """Goes through the sizes of the batches step by step."""
-        state.steps += len(window.steps)
         state.losses.take(window)
-        tokens = rank_rows(window, "tokens")
-        by_step = dict(zip(tokens[0].tolist(), tokens[1], strict=True))
+        by_step = rows_by_step(window, "tokens")
         steps, rows = rank_rows(window, "samples")
         reductions = deque(made for made in window.reductions if made.agreed and made.known)
         for step, samples in zip(steps.tolist(), rows, strict=True):
@@ -139,7 +130,7 @@ class Imbalanced(Detector[UnevenState]):
             if len(there) > 1:
                 self._step(state, step, window.ranks[there], sizes[there])
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
-        return Outcome({"data.imbalanced": _check(window, state)}, findings)
+        return Outcome({"data.imbalanced": _check(state)}, findings)
 
     def _step(self, state: UnevenState, step: int, who: Int64, sizes: Float64) -> None:
         state.sampled += 1
@@ -236,20 +227,17 @@ def _finding(episode: Episode[Uneven]) -> Finding:
     )
 
 
-def _check(window: Window, state: UnevenState) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode).title}.")
+def _check(state: UnevenState) -> Check:
     if state.sampled >= _SAMPLES and (state.counted or state.losses.by_samples):
         by = state.counted or "samples"
         what = "reduced gradient weights" if state.counted else "losses weight"
-        why = f"The {what} the ranks by their numbers of {by}."
-        return Check(Status.OK, why)
+        return Check.ok(f"The {what} the ranks by their numbers of {by}.")
     if state.sampled >= _SAMPLES:
-        return Check(
-            Status.OK,
-            f"No rank had batches of another size for long, at {count(state.sampled, 'sample')}.",
+        return Check.ok(
+            f"No rank had batches of another size for long, at {count(state.sampled, 'sample')}."
         )
-    if state.steps < _GRACE or state.sampled:
-        return Check(Status.INSUFFICIENT_DATA, f"{count(state.sampled, 'batch')} so far.")
-    return Check(Status.MISSING_INPUT, "No two ranks post the number of their samples.")
+    if state.sampled:
+        return Check.insufficient(f"{count(state.sampled, 'batch')} so far.")
+    return Check.missing(
+        "No two ranks post the number of their samples.", early="0 batches so far."
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -202,15 +201,8 @@ class InputSizes:
             for episode in watch.take(window.last_step)
         ]
 
-    def open(self, step: int) -> Sequence[Episode[Rescaled]]:
-        """What is not over at a step."""
-        watches = [w for group in self.groups.values() for w in (group.watch, group.apart)]
-        found = [watch.open(step) for watch in watches]
-        return [episode for episode in found if episode is not None]
 
-
-def title_of(episode: Episode[Rescaled]) -> str:
-    """What has happened, in a line."""
+def _title(episode: Episode[Rescaled]) -> str:
     facts = episode.facts
     times = facts.factor if facts.factor > 1 else 1 / facts.factor
     size = "larger" if facts.factor > 1 else "smaller"
@@ -235,7 +227,7 @@ def _finding(episode: Episode[Rescaled]) -> Finding:
         kind="data.outlier",
         key=f"inputs:{'beside:' if facts.begun else ''}{facts.ranks[0]}",
         severity="warning",
-        title=title_of(episode),
+        title=_title(episode),
         ranks=facts.ranks,
         stage="batch",
         cause=sentences(

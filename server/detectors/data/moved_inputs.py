@@ -144,21 +144,15 @@ class MovedInputs:
         return None
 
 
-def title_of(episode: Episode[Moved]) -> str:
-    """What has happened, in a line."""
-    factor = episode.facts.factor
-    times, size = (factor, "larger") if factor > 1 else (1 / factor, "smaller")
-    return f"All inputs are {number(times)} times {size} since step {episode.first_step}"
-
-
 def _finding(episode: Episode[Moved], world: int) -> Finding:
     facts, step = episode.facts, episode.first_step
     rose = facts.after > facts.before
+    times, size = (facts.factor, "larger") if facts.factor > 1 else (1 / facts.factor, "smaller")
     return episode.finding(
         kind="data.outlier",
         key="inputs:all",
         severity="warning",
-        title=title_of(episode),
+        title=f"All inputs are {number(times)} times {size} since step {step}",
         stage="batch",
         cause=sentences(
             f"The inputs{if_several(world, ' of every rank')} had a root mean square of "

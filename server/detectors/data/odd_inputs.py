@@ -159,8 +159,7 @@ class OddInputs:
         self.watch.good(step)
 
 
-def title_of(episode: Episode[OddBatches]) -> str:
-    """What has happened, in a line."""
+def _title(episode: Episode[OddBatches]) -> str:
     facts = episode.facts
     factor = float(np.exp(np.median(np.log([one.factor for one in facts.last]))))
     size = "large" if factor > 1 else "small"
@@ -183,7 +182,7 @@ def _finding(episode: Episode[OddBatches], world: int) -> Finding:
         kind="data.outlier",
         key="odd-inputs",
         severity="warning" if facts.count >= _RECURS else "info",
-        title=title_of(episode),
+        title=_title(episode),
         ranks=() if len(who) == world else who,
         stage="batch",
         cause=sentences(

@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -14,12 +13,12 @@ from rankscope.agent.wire import NO_SAMPLE, SAMPLE_DIGESTS
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.data import moved_inputs, odd_inputs
 from rankscope.server.detectors.data.input_sizes import SERIES as INPUT_SIZES
-from rankscope.server.detectors.data.input_sizes import InputSizes, title_of
+from rankscope.server.detectors.data.input_sizes import InputSizes
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.statistics import Progress, exceeds, rank_rows, robust_sigma
 from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
-from rankscope.server.window import Check, Float64, Status, Window
+from rankscope.server.window import Check, Float64, Window
 
 _BACK = 64
 # Observations after which it is found out anew what is usual.
@@ -130,7 +129,6 @@ class OutlierState:
             samples are reported; `acquitted` are the others.
     """
 
-    steps: int = 0
     judged: int = 0
     signed: bool = False
     ranks: tuple[int, ...] = ()
@@ -191,23 +189,17 @@ class DataOutlier(Detector[OutlierState]):
         the batches after which the loss had jumped. Never on a healthy run of the corpus.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("data.outlier",)
-    policies: ClassVar[type[Policy]] = OutlierPolicy
-    needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = (INPUT_SIZES,)
+    kinds = ("data.outlier",)
+    needs = ("loss",)
+    wants = (INPUT_SIZES,)
     policy: OutlierPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
         """One odd batch is one step."""
         return (Reach(self.needs, moves="at all"),)
 
-    def start(self) -> OutlierState:
-        """Nothing seen yet."""
-        return OutlierState()
-
     def advance(self, window: Window, state: OutlierState) -> Outcome:
         """Holds each rank's loss against the others' and those before."""
-        state.steps += len(window.steps)
         if tuple(window.ranks.tolist()) != state.ranks:
             # Ranks that join later, mostly within the first steps.
             state.ranks = tuple(window.ranks.tolist())
@@ -242,7 +234,7 @@ class DataOutlier(Detector[OutlierState]):
         findings += tuple(state.inputs.take(window))
         findings += tuple(state.odd_inputs.take(window, INPUT_SIZES))
         findings += tuple(state.moved.take(window, INPUT_SIZES))
-        return Outcome({"data.outlier": _check(window, state, self.policy)}, findings)
+        return Outcome({"data.outlier": _check(state, self.policy)}, findings)
 
     def _take(
         self,
@@ -460,35 +452,23 @@ def _evidence(facts: Batches) -> dict[str, object]:
     }
 
 
-def _check(window: Window, state: OutlierState, policy: OutlierPolicy) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode).title}.")
-    for shifted in state.inputs.open(window.last_step):
-        return Check(Status.OPEN, f"{title_of(shifted)}.")
-    if (moved := state.moved.watch.open(window.last_step)) is not None:
-        return Check(Status.OPEN, f"{moved_inputs.title_of(moved)}.")
-    odd = state.odd_inputs.watch.open(window.last_step)
-    if odd is not None:
-        return Check(Status.OPEN, f"{odd_inputs.title_of(odd)}.")
+def _check(state: OutlierState, policy: OutlierPolicy) -> Check:
     if len(state.ranks) == 1:
         if state.odd_inputs.judged:
             what = count(state.odd_inputs.judged, "batch")
-            return Check(Status.OK, f"The inputs of {what} were as large as those before.")
+            return Check.ok(f"The inputs of {what} were as large as those before.")
         why = "Losses need 2 or more ranks, and inputs were not measured often enough."
-        return Check(Status.NOT_APPLICABLE, why)
+        return Check.not_applicable(why)
     if state.signed:
         why = "The loss changes its sign: it is a surrogate whose size says nothing of a batch."
-        return Check(Status.NOT_APPLICABLE, why)
+        return Check.not_applicable(why)
     if not state.judged:
-        why = (
+        return Check.insufficient(
             f"{count(len(state.values), 'step')} with losses above 0 of all ranks of "
             f"{policy.evidence} needed."
         )
-        return Check(Status.INSUFFICIENT_DATA, why)
     before = f"; {count(len(state.odd), 'odd batch')} before"
-    return Check(
-        Status.OK,
+    return Check.ok(
         f"{count(state.judged, 'step')} judged: no batch of one rank stands out"
-        f"{before if state.odd else ''}.",
+        f"{before if state.odd else ''}."
     )

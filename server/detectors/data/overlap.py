@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +18,8 @@ from rankscope.server.detectors.restarts import passed, restarts
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.visits import Visits
 from rankscope.server.detectors.wording import count, number, percent, ranks
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
-_GRACE = 20
 # Samples and batches remembered. When there are more, every second one is examined from then on.
 _MEMORY = 200_000
 # Samples of a step that are examined, of all ranks together: dozens of steps are enough then.
@@ -151,10 +149,9 @@ class Overlap(Detector[OverlapState]):
         mlcommons/training#625: 20 to 30 % of the samples, by a seed of each rank's own.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("data.overlap",)
-    policies: ClassVar[type[Policy]] = OverlapPolicy
-    wants: ClassVar[tuple[str, ...]] = ("loader_batches",)
-    min_ranks: ClassVar[int] = 2
+    kinds = ("data.overlap",)
+    wants = ("loader_batches",)
+    min_ranks = 2
 
     policy: OverlapPolicy
 
@@ -162,10 +159,6 @@ class Overlap(Detector[OverlapState]):
         """Batches that come to another rank as many as decide the test, whenever that is."""
         least = math.log((1 - 1 / (2 * self.policy.rarer)) / (1 - 1 / 2))
         return (Reach(BATCHES, math.ceil(self.policy.decided / least), returns=True),)
-
-    def start(self) -> OverlapState:
-        """No batch yet."""
-        return OverlapState()
 
     def advance(self, window: Window, state: OverlapState) -> Outcome:
         """Goes through the batches step by step."""
@@ -199,7 +192,7 @@ class Overlap(Detector[OverlapState]):
         findings = tuple(
             _finding(e, by_labels=found is state.labels) for e in found.watch.take(window.last_step)
         )
-        return Outcome({"data.overlap": _check(window, state, found, self.policy)}, findings)
+        return Outcome({"data.overlap": _check(window, state, self.policy)}, findings)
 
     def _go(
         self,
@@ -363,24 +356,18 @@ def _finding(episode: Episode[Shared], *, by_labels: bool = False) -> Finding:
     )
 
 
-def _check(
-    window: Window, state: OverlapState, found: OverlapState, policy: OverlapPolicy
-) -> Check:
-    episode = found.watch.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode).title}.")
+def _check(window: Window, state: OverlapState, policy: OverlapPolicy) -> Check:
     if not state.judged:
-        if state.steps < _GRACE:
-            return Check(Status.INSUFFICIENT_DATA, "No batches have been seen yet.")
-        return Check(Status.MISSING_INPUT, "No two replicas post digests of their batches.")
+        return Check.missing(
+            "No two replicas post digests of their batches.", early="No batches have been seen yet."
+        )
     if state.closed:
-        return Check(Status.OK, f"The ranks' parts did not overlap until then. {state.closed}")
+        return Check.ok(f"The ranks' parts did not overlap until then. {state.closed}")
     if state.visits.all_new and state.steps >= _EPOCHS * state.epoch:
-        return Check(
-            Status.INSUFFICIENT_DATA,
+        return Check.insufficient(
             f"No sample came a second time in {count(state.steps, 'step')}, in which the data were "
             "gone through more than once: inputs are augmented anew each time, and samples cannot "
-            "be recognised.",
+            "be recognised."
         )
     size = len(max(window.data_parallel, key=len))
     what = "sample" if state.by_samples else "batch"
@@ -394,9 +381,8 @@ def _check(
     # epoch of the length of the run would have come before, seen at this share of the steps.
     expected = state.items * (size - 1) / (2 * size) * state.judged / max(state.steps, 1)
     if expected < needed:
-        return Check(
-            Status.INSUFFICIENT_DATA,
+        return Check.insufficient(
             f"{reported} But overlapping parts would have shown only {number(expected)} times in "
-            f"these, and {number(math.ceil(needed))} times are needed.",
+            f"these, and {number(math.ceil(needed))} times are needed."
         )
-    return Check(Status.OK, reported)
+    return Check.ok(reported)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -14,13 +13,12 @@ from rankscope.server.detectors.episode import Episode
 from rankscope.server.detectors.policy import Observations, Policy
 from rankscope.server.detectors.restarts import restarts
 from rankscope.server.detectors.wording import agree, count, listing, ranks
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # The generator that dropout draws from: that of the device where there is one.
 _DEVICE, _HOST = "rng/cuda", "rng/torch"
 _GENERATORS = {_DEVICE: "torch on CUDA", _HOST: "torch"}
 _STATES = tuple(f"words/{name}" for name in _GENERATORS)
-_GRACE = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,6 @@ class DrawnState:
         generator: the one that is examined.
     """
 
-    steps: int = 0
     groups: Groups[Group, Different] = field(default_factory=Groups)
     last: dict[int, tuple[int, int]] = field(default_factory=dict)
     generator: str = ""
@@ -93,9 +90,8 @@ class RandomDiverged(Detector[DrawnState]):
         NVIDIA/Megatron-LM#206: a data loader that draws its seed on one tensor-parallel rank.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("desync.rng",)
-    policies: ClassVar[type[Policy]] = DrawnPolicy
-    min_ranks: ClassVar[int] = 2
+    kinds = ("desync.rng",)
+    min_ranks = 2
 
     policy: DrawnPolicy
 
@@ -103,13 +99,8 @@ class RandomDiverged(Detector[DrawnState]):
         """The states that make ranks a group, and one more."""
         return (Reach(_STATES, self.policy.shared + 1, TO_THE_END),)
 
-    def start(self) -> DrawnState:
-        """Nothing drawn yet."""
-        return DrawnState()
-
     def advance(self, window: Window, state: DrawnState) -> Outcome:
         """Goes through the states of the generators step by step."""
-        state.steps += len(window.steps)
         sets = window.data_parallel
         part = {rank: number for number, c in enumerate(sets) for rank in c}
         if len(sets) > 1:
@@ -206,22 +197,16 @@ def _finding(episode: Episode[Different]) -> Finding:
 
 
 def _check(window: Window, state: DrawnState, policy: DrawnPolicy) -> Check:
-    episode = state.groups.watch.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode).title}.")
     if len(window.data_parallel) == 1 and window.data_parallel[0]:
-        return Check(
-            Status.NOT_APPLICABLE,
-            "All ranks hold the same tensors, or shards of them: each draws for itself.",
+        return Check.not_applicable(
+            "All ranks hold the same tensors, or shards of them: each draws for itself."
         )
     if state.groups.known:
         reported = listing([ranks(group) for group in sorted(state.groups.known)], most=4)
-        return Check(Status.OK, f"{reported.capitalize()} drew the same numbers, as they have to.")
-    if state.groups.judged < policy.shared and state.steps < _GRACE:
-        return Check(Status.INSUFFICIENT_DATA, "Too few random states have been seen yet.")
+        return Check.ok(f"{reported.capitalize()} drew the same numbers, as they have to.")
+    few = state.groups.judged < policy.shared
+    early = "Too few random states have been seen yet." if few else ""
     if not state.groups.judged:
-        return Check(Status.MISSING_INPUT, "No two ranks post the states of their generators.")
-    return Check(
-        Status.NOT_APPLICABLE,
-        "No ranks that hold different parts draw the same numbers for one batch.",
-    )
+        return Check.missing("No two ranks post the states of their generators.", early=early)
+    why = "No ranks that hold different parts draw the same numbers for one batch."
+    return Check.not_applicable(why, early=early)

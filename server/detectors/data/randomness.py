@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, ranks
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 _GENERATORS = {
     "rng/torch": "torch",
@@ -22,7 +21,6 @@ _GENERATORS = {
 }
 _STATES = tuple(f"words/{name}" for name in _GENERATORS)
 _WORKERS = "loader_workers"
-_GRACE = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,6 @@ class SharedState:
         generators: by name.
     """
 
-    steps: int = 0
     judged: int = 0
     seeded: int | None = None
     generators: dict[str, Generator] = field(default_factory=dict)
@@ -121,10 +118,9 @@ class RandomShared(Detector[SharedState]):
         huggingface/transformers#37932, facebookresearch/fastMRI#123.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("rng.shared",)
-    policies: ClassVar[type[Policy]] = SharedPolicy
-    wants: ClassVar[tuple[str, ...]] = (_WORKERS,)
-    min_ranks: ClassVar[int] = 2
+    kinds = ("rng.shared",)
+    wants = (_WORKERS,)
+    min_ranks = 2
 
     policy: SharedPolicy
 
@@ -132,13 +128,8 @@ class RandomShared(Detector[SharedState]):
         """Consecutive states that are equal."""
         return (Reach(_STATES, self.policy.streak + 1, TO_THE_END),)
 
-    def start(self) -> SharedState:
-        """Nothing seen yet."""
-        return SharedState()
-
     def advance(self, window: Window, state: SharedState) -> Outcome:
         """Goes through the states step by step."""
-        state.steps += len(window.steps)
         members = max(window.data_parallel, key=len)
         if state.seeded is None:
             at, numbers = rank_rows(window, _WORKERS)
@@ -170,7 +161,7 @@ class RandomShared(Detector[SharedState]):
             else:
                 state.watch.good(step)
         findings = tuple(_finding(e, members) for e in state.watch.take(window.last_step))
-        return Outcome({"rng.shared": _check(window, state, members)}, findings)
+        return Outcome({"rng.shared": _check(state)}, findings)
 
 
 def _finding(episode: Episode[str], members: tuple[int, ...]) -> Finding:
@@ -193,15 +184,12 @@ def _finding(episode: Episode[str], members: tuple[int, ...]) -> Finding:
     )
 
 
-def _check(window: Window, state: SharedState, members: tuple[int, ...]) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, members).title}.")
+def _check(state: SharedState) -> Check:
     if not state.judged:
-        if state.steps < _GRACE:
-            return Check(Status.INSUFFICIENT_DATA, "No random states have been compared yet.")
-        return Check(Status.MISSING_INPUT, "No two replicas post the states of their generators.")
-    return Check(
-        Status.OK,
-        f"The ranks drew numbers of their own, or none, at {count(state.judged, 'checked step')}.",
+        return Check.missing(
+            "No two replicas post the states of their generators.",
+            early="No random states have been compared yet.",
+        )
+    return Check.ok(
+        f"The ranks drew numbers of their own, or none, at {count(state.judged, 'checked step')}."
     )

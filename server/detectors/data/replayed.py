@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -30,9 +29,8 @@ from rankscope.server.detectors.policy import Observations, Policy, Steps
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.visits import Visits
 from rankscope.server.detectors.wording import count, if_several
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
-_GRACE = 20
 # Consecutive observations of one batch that are no accumulation, repeated step or look at the same
 # place of several epochs: those come two or three at a time.
 _STUCK = 32
@@ -88,7 +86,6 @@ class Order:
 class ReplayedState:
     """What is remembered of the batches, and of their labels."""
 
-    steps: int = 0
     batches: Order = field(default_factory=Order)
     labels: Order = field(default_factory=lambda: Order(Collisions()))
     own: OwnRepeats = field(default_factory=OwnRepeats)
@@ -141,11 +138,10 @@ class Replayed(Detector[ReplayedState]):
         huggingface/accelerate#4203.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("data.replayed", "data.unshuffled")
-    policies: ClassVar[type[Policy]] = ReplayedPolicy
-    wants: ClassVar[tuple[str, ...]] = ("samples", "samples_stored", "loader_batches")
+    kinds = ("data.replayed", "data.unshuffled")
+    wants = ("samples", "samples_stored", "loader_batches")
 
-    effects: ClassVar[tuple[Rule, ...]] = (
+    effects = (
         Rule(
             root=("data.replayed",),
             root_key="own",
@@ -176,13 +172,8 @@ class Replayed(Detector[ReplayedState]):
         """A sequence of batches that comes again, in the next epoch or after a restart."""
         return (Reach(BATCHES, self.policy.run, returns=True),)
 
-    def start(self) -> ReplayedState:
-        """No batch yet."""
-        return ReplayedState()
-
     def advance(self, window: Window, state: ReplayedState) -> Outcome:
         """Goes through the batches step by step."""
-        state.steps += len(window.steps)
         state.visits.take(window)
         for series, order in (
             (batch_digests(window), state.batches),
@@ -213,8 +204,8 @@ class Replayed(Detector[ReplayedState]):
         findings += [own_finding(e) for e in state.own.watch.take(window.last_step)]
         findings += [epochs_finding(e) for e in state.own_epochs.watch.take(window.last_step)]
         checks = {
-            "data.replayed": _check(window, state, reported.restarts, state.batches.restarts),
-            "data.unshuffled": _check(window, state, reported.epochs, state.batches.epochs),
+            "data.replayed": _check(window, state, state.batches.restarts),
+            "data.unshuffled": _check(window, state, state.batches.epochs),
         }
         return Outcome(checks, tuple(findings))
 
@@ -335,42 +326,22 @@ def _common(one: int, other: int, far: int) -> int:
     return 0
 
 
-def _check(
-    window: Window, state: ReplayedState, reported: Watch[Repeat], watch: Watch[Repeat]
-) -> Check:
-    for one in (watch, reported):
-        episode = one.open(window.last_step)
-        if episode is not None:
-            return Check(Status.OPEN, f"{repeat_finding(episode).title}.")
+def _check(window: Window, state: ReplayedState, watch: Watch[Repeat]) -> Check:
     seen = state.batches
-    own = state.own.watch.open(window.last_step)
-    if own is not None and watch is not seen.epochs:
-        return Check(Status.OPEN, f"{own_finding(own).title}.")
     if not seen.judged:
-        if state.steps < _GRACE:
-            return Check(Status.INSUFFICIENT_DATA, "No batches have been seen yet.")
         whose = if_several(len(window.ranks), "of all ranks")
-        return Check(Status.MISSING_INPUT, f"No step has the digests of the batches{whose}.")
-    stuck = seen.stuck.open(window.last_step)
-    if stuck is not None and watch is seen.epochs:
-        return Check(Status.OPEN, f"{stuck_finding(stuck).title}.")
-    epochs = state.own_epochs.watch.open(window.last_step)
-    if epochs is not None and watch is seen.epochs:
-        return Check(Status.OPEN, f"{epochs_finding(epochs).title}.")
+        why = f"No step has the digests of the batches{whose}."
+        return Check.missing(why, early="No batches have been seen yet.")
     if 2 * seen.constant > seen.judged:
-        return Check(
-            Status.NOT_APPLICABLE, "The batches are all the same: they have no order to repeat."
-        )
+        return Check.not_applicable("The batches are all the same: they have no order to repeat.")
     labels = state.labels.labels
     known = labels is not None and labels.count >= 2 * labels.needed()
     if watch is seen.epochs and state.visits.all_new and not known:
-        why = (
+        return Check.insufficient(
             f"No sample came a second time in {count(seen.judged, 'checked step')}: no epoch has "
             "been repeated yet, or the inputs are augmented anew each time; and the labels, which "
             "stay as they are, are not known or too much alike to show an order."
         )
-        return Check(Status.INSUFFICIENT_DATA, why)
-    return Check(
-        Status.OK,
-        f"No sequence of batches came a second time in {count(seen.judged, 'checked step')}.",
+    return Check.ok(
+        f"No sequence of batches came a second time in {count(seen.judged, 'checked step')}."
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -16,9 +15,8 @@ from rankscope.server.detectors.incident import AGREED_UNTIL
 from rankscope.server.detectors.policy import Observations, Policy
 from rankscope.server.detectors.restarts import restarts
 from rankscope.server.detectors.wording import count, listing, ranks
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
-_GRACE = 20
 _LOSS = "loss"
 
 
@@ -81,7 +79,6 @@ class SharedState:
         last: batch of each rank at its last observation.
     """
 
-    steps: int = 0
     applicable: bool = False
     groups: Groups[Shared, Different] = field(default_factory=Groups)
     last: dict[int, int] = field(default_factory=dict)
@@ -113,10 +110,9 @@ class BatchShared(Detector[SharedState]):
         facebookresearch/metaseq#566: a loader seeded by the global rank under tensor parallelism.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("desync.batch",)
-    policies: ClassVar[type[Policy]] = SharedPolicy
-    wants: ClassVar[tuple[str, ...]] = (_LOSS,)
-    min_ranks: ClassVar[int] = 2
+    kinds = ("desync.batch",)
+    wants = (_LOSS,)
+    min_ranks = 2
 
     policy: SharedPolicy
 
@@ -124,13 +120,8 @@ class BatchShared(Detector[SharedState]):
         """The batches that make ranks a group, and one more."""
         return (Reach(BATCHES, self.policy.shared + 1, TO_THE_END),)
 
-    def start(self) -> SharedState:
-        """No batch yet."""
-        return SharedState()
-
     def advance(self, window: Window, state: SharedState) -> Outcome:
         """Goes through the batches step by step."""
-        state.steps += len(window.steps)
         series = batch_digests(window)
         sets = window.data_parallel
         part = {rank: number for number, c in enumerate(sets) for rank in c}
@@ -243,19 +234,15 @@ def _finding(episode: Episode[Different]) -> Finding:
 
 
 def _check(window: Window, state: SharedState, policy: SharedPolicy) -> Check:
-    episode = state.groups.watch.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode).title}.")
     if not state.applicable and window.replicas:
-        return Check(
-            Status.NOT_APPLICABLE,
-            "All ranks hold the same tensors, or shards of them: each has batches of its own.",
+        return Check.not_applicable(
+            "All ranks hold the same tensors, or shards of them: each has batches of its own."
         )
     if state.groups.known:
         reported = listing([ranks(group) for group in sorted(state.groups.known)], most=4)
-        return Check(Status.OK, f"{reported.capitalize()} had the same batches, as they have to.")
-    if state.groups.judged < policy.shared and state.steps < _GRACE:
-        return Check(Status.INSUFFICIENT_DATA, "Too few batches have been seen yet.")
+        return Check.ok(f"{reported.capitalize()} had the same batches, as they have to.")
+    early = "Too few batches have been seen yet." if state.groups.judged < policy.shared else ""
     if not state.groups.judged:
-        return Check(Status.MISSING_INPUT, "No two ranks post digests of their batches.")
-    return Check(Status.NOT_APPLICABLE, "No ranks that hold different parts share their batches.")
+        return Check.missing("No two ranks post digests of their batches.", early=early)
+    why = "No ranks that hold different parts share their batches."
+    return Check.not_applicable(why, early=early)

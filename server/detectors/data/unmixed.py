@@ -6,7 +6,6 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import ClassVar
 
 from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.data.batches import batch_digests
@@ -14,9 +13,10 @@ from rankscope.server.detectors.effects import EPISODE, Rule
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.statistics import BLOCK
+from rankscope.server.detectors.waiting import too_few
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number, percent
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # Samples of which shares are kept.
 _REMEMBERED = 512
@@ -99,9 +99,9 @@ class Unmixed(Detector[UnmixedState]):
         (2 N) for N targets (Miller & Madow 1955), which is corrected for.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("data.unmixed",)
+    kinds = ("data.unmixed",)
 
-    effects: ClassVar[tuple[Rule, ...]] = (
+    effects = (
         Rule(
             root=("data.unmixed",),
             consequence=("loss.oscillating", "gradient.oscillating"),
@@ -127,8 +127,7 @@ class Unmixed(Detector[UnmixedState]):
         ),
     )
 
-    policies: ClassVar[type[Policy]] = UnmixedPolicy
-    wants: ClassVar[tuple[str, ...]] = (
+    wants = (
         *("target_share", "target_deviance", "samples"),
         *("loss", "explained_deviance"),
     )
@@ -178,7 +177,7 @@ class Unmixed(Detector[UnmixedState]):
             episode.facts = min(episode.facts, median(shares))
         findings = [_finding(e) for e in state.watch.take(window.last_step)]
         findings += [_one_class(e, state) for e in state.solved.take(window.last_step)]
-        return Outcome({"data.unmixed": self._check(window, state)}, tuple(findings))
+        return Outcome({"data.unmixed": self._check(state)}, tuple(findings))
 
     def _alike(self, samples: float, state: UnmixedState) -> bool:
         """Whether batches drawn at random would have shown other targets by now.
@@ -221,24 +220,17 @@ class Unmixed(Detector[UnmixedState]):
             state.solved.bad(step, now, first_step=state.begun).facts = now
         return True
 
-    def _check(self, window: Window, state: UnmixedState) -> Check:
-        episode = state.watch.open(window.last_step)
-        if episode is not None:
-            return Check(Status.OPEN, f"{_finding(episode).title}.")
-        one_class = state.solved.open(window.last_step)
-        if one_class is not None:
-            return Check(Status.OPEN, f"{_one_class(one_class, state).title}.")
+    def _check(self, state: UnmixedState) -> Check:
         if not state.judged:
             why = "No loss over classes was seen, so nothing shows how alike targets are."
-            return Check(Status.MISSING_INPUT, why)
+            return Check.missing(why)
         if state.judged < self.policy.size:
-            why = f"{count(state.judged, 'sampled step')} of {self.policy.size} needed."
-            return Check(Status.INSUFFICIENT_DATA, why)
+            return too_few(state.judged, "sampled step", self.policy.size)
         if not state.varied:
             why = "All targets are of one class, and the loss still has something to learn of them."
-            return Check(Status.NOT_APPLICABLE, why)
+            return Check.not_applicable(why)
         share = percent(median([share for _, share in state.recent]))
-        return Check(Status.OK, f"The targets of a step have {share} of the scatter of all so far.")
+        return Check.ok(f"The targets of a step have {share} of the scatter of all so far.")
 
 
 def _finding(episode: Episode[float]) -> Finding:

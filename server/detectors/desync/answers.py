@@ -9,7 +9,7 @@ from rankscope.server.detectors.desync.resumed import resumed_finding
 from rankscope.server.detectors.desync.settings import STAGE as SETTINGS_STAGE
 from rankscope.server.detectors.desync.state import FROZEN, KIND_OF_STAGE, DesyncPolicy, DesyncState
 from rankscope.server.detectors.wording import agree, count, every, ranks
-from rankscope.server.window import Check, Status
+from rankscope.server.window import Check
 
 # What has to be posted for each kind to be judged.
 SUBJECTS = {
@@ -34,53 +34,44 @@ def _check(state: DesyncState, policy: DesyncPolicy, kind: str) -> Check:
     if incident is None and kind == KIND_OF_STAGE[FROZEN]:
         incident = state.frozen.incident
     if state.resumed.found is not None and kind == "desync.optimizer":
-        return Check(Status.OPEN, f"{resumed_finding(state.resumed.found, 0).title}.")
+        return Check.open(f"{resumed_finding(state.resumed.found, 0).title}.")
     if incident is not None and incident.kind == kind:
         title = finding_of(incident, policy.drift, policy.critical).title
-        return Check(Status.OPEN, f"{title}.")
+        return Check.open(f"{title}.")
     if incident is not None and any(incident.broken.get(stage) for stage in stages):
-        return Check(
-            Status.SUSPENDED,
-            f"It differs as well, since {incident.kind} broke at step {incident.first_step}.",
+        return Check.suspended(
+            f"It differs as well, since {incident.kind} broke at step {incident.first_step}."
         )
     if state.dealt_out and kind == "desync.gradients":
-        return Check(
-            Status.NOT_APPLICABLE,
+        return Check.not_applicable(
             "Each rank's optimizer holds tensors of its own: a gradient counts on the rank that "
-            "steps with it, and is compared with nothing.",
+            "steps with it, and is compared with nothing."
         )
     if not checked:
         if state.steps < policy.grace:
-            return Check(Status.INSUFFICIENT_DATA, "No two ranks have been compared yet.")
+            return Check.insufficient("No two ranks have been compared yet.")
         if len(state.unpaired) == state.known_ranks > 0:
-            return Check(
-                Status.NOT_APPLICABLE,
+            return Check.not_applicable(
                 f"No two of the {state.known_ranks} ranks hold the same part of the model "
-                "(sharded, or stages of a pipeline): there is nothing to compare.",
+                "(sharded, or stages of a pipeline): there is nothing to compare."
             )
-        return Check(Status.MISSING_INPUT, f"No two ranks post {SUBJECTS[kind]}.")
+        return Check.missing(f"No two ranks post {SUBJECTS[kind]}.")
     who = count(state.ranks, "rank")
     if state.workers is not None and kind == "desync.parameters":
         oldest = max(state.workers.lags.values())
-        return Check(
-            Status.OK,
-            f"{who} hold versions of one model, the oldest {count(oldest, 'step')} old.",
+        return Check.ok(
+            f"{who} hold versions of one model, the oldest {count(oldest, 'step')} old."
         )
     if state.period and (kind == "desync.parameters" or _differing(state, stages)):
-        return Check(
-            Status.OK, f"{who} are made equal {every(state.period)}, when they are synchronised."
-        )
+        return Check.ok(f"{who} are made equal {every(state.period)}, when they are synchronised.")
     alone = _alone(state)
     differed = max(state.differed.get(stage, 0) for stage in stages)
     how = "bit for bit" if kind == "desync.parameters" else "with each other"
     if not differed:
-        return Check(
-            Status.OK, f"{who} agreed {how} at all {count(checked, 'checked step')}.{alone}"
-        )
-    return Check(
-        Status.OK,
+        return Check.ok(f"{who} agreed {how} at all {count(checked, 'checked step')}.{alone}")
+    return Check.ok(
         f"{who} agree {how} now; they did at {checked - differed:,} of "
-        f"{count(checked, 'checked step')}.{alone}",
+        f"{count(checked, 'checked step')}.{alone}"
     )
 
 

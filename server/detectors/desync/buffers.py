@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -14,13 +13,12 @@ from rankscope.server.detectors.desync.incident import groups_of
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import Policy, Steps
 from rankscope.server.detectors.wording import count, number, ranks
-from rankscope.server.window import Check, Comparison, Status, TensorDifference, Window
+from rankscope.server.window import Check, Comparison, TensorDifference, Window
 
 # Beside the chain of a step, and watched because somebody asked for it.
 _STAGES = ("buffers", "watched")
 _OF_BUFFERS = "/buffers"
 # Steps without a comparison after which it counts as missing.
-_GRACE = 20
 _MAX_DETAILS = 16
 # What batch norm estimates. Variances of batches of one kind of data do not differ by half.
 _VARIANCE = ".running_var"
@@ -145,7 +143,6 @@ class Kept:
 class BuffersState:
     """What is remembered, by stage; and whether the ranks held the same parameters at last."""
 
-    steps: int = 0
     one_model: bool = True
     kept: dict[str, Kept] = field(default_factory=lambda: {stage: Kept() for stage in _STAGES})
 
@@ -185,23 +182,17 @@ class Buffers(Detector[BuffersState]):
         a forward pass and leaves them to each rank until the next.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("desync.buffers",)
-    lasting: ClassVar[str] = (
+    kinds = ("desync.buffers",)
+    lasting = (
         "what differs stays different until something makes it equal: the next comparison finds it"
     )
-    policies: ClassVar[type[Policy]] = BuffersPolicy
-    min_ranks: ClassVar[int] = 2
+    min_ranks = 2
 
     policy: BuffersPolicy
-
-    def start(self) -> BuffersState:
-        """Nothing compared yet."""
-        return BuffersState()
 
     def advance(self, window: Window, state: BuffersState) -> Outcome:
         """Goes through the comparisons of the buffers."""
         findings: list[Finding] = []
-        state.steps += len(window.steps)
         # What the forward pass of a step went through comes before its statistics.
         for comparison in sorted(window.comparisons, key=lambda c: (c.step, c.stage in _STAGES)):
             if len(comparison.ranks) < 2:
@@ -410,20 +401,16 @@ def _explain(incident: OwnBuffers, who: str) -> tuple[str, str]:
 
 
 def _check(state: BuffersState) -> Check:
-    for kept in state.kept.values():
-        if kept.incident is not None:
-            return Check(Status.OPEN, f"{_finding(kept.incident).title}.")
     checked = max(kept.checked for kept in state.kept.values())
     if not checked:
-        if state.steps < _GRACE:
-            return Check(Status.INSUFFICIENT_DATA, "No buffers have been compared yet.")
-        return Check(Status.MISSING_INPUT, "No two ranks post fingerprints of buffers.")
+        return Check.missing(
+            "No two ranks post fingerprints of buffers.", early="No buffers have been compared yet."
+        )
     differed = max(kept.differed for kept in state.kept.values())
     what = "buffers" if state.kept["buffers"].checked else "watched modules"
     compared = count(checked, "checked step")
     if not differed:
-        return Check(Status.OK, f"The ranks' {what} agreed bit for bit at all {compared}.")
-    return Check(
-        Status.OK,
-        f"The ranks' {what} agree now; they did at {checked - differed:,} of {compared}.",
+        return Check.ok(f"The ranks' {what} agreed bit for bit at all {compared}.")
+    return Check.ok(
+        f"The ranks' {what} agree now; they did at {checked - differed:,} of {compared}."
     )

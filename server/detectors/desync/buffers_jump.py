@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.wording import number, ranks
 from rankscope.server.window import Comparison, TensorDifference
 
@@ -72,12 +73,12 @@ class Jump:
         self.comparisons += 1
 
 
-def jump_finding(jump: Jump, *, last_step: int, clear_after: int | None) -> Finding:
+def jump_finding(jump: Jump, *, last_step: int, clear_after: int) -> Finding:
     """The finding as it stands."""
     who = ranks(jump.ranks)
     names = tuple(t.name for t in sorted(jump.tensors, key=lambda t: -t.relative))
     reported = "" if jump.decided else " With two ranks, nothing shows which one is wrong."
-    return Finding(
+    return Incident.since(jump.step, last_step, clear_after=clear_after).finding(
         kind="desync.buffers",
         key="jump",
         severity="warning",
@@ -86,9 +87,6 @@ def jump_finding(jump: Jump, *, last_step: int, clear_after: int | None) -> Find
             if jump.decided
             else f"Running statistics of {who} diverged at step {jump.step}"
         ),
-        seen_step=jump.step,
-        last_step=max(last_step, jump.step),
-        first_step=jump.step,
         ranks=jump.ranks,
         tensors=names,
         stage="buffers",
@@ -106,6 +104,5 @@ def jump_finding(jump: Jump, *, last_step: int, clear_after: int | None) -> Find
             "compare the inputs of the ranks from that step on. Then broadcast "
             "the buffers from a rank that you trust, or use SyncBatchNorm."
         ),
-        clear_after=clear_after,
         evidence={"times": jump.times, "decided": jump.decided},
     )

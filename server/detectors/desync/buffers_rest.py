@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.incident import AGREED_UNTIL
+from rankscope.server.detectors.incident import AGREED_UNTIL, Incident
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Rest:
 
 
 def rest_finding(
-    rest: Rest, *, ranks_: tuple[int, ...], last_step: int, clear_after: int | None
+    rest: Rest, *, ranks_: tuple[int, ...], last_step: int, clear_after: int
 ) -> Finding:
     """The finding as it stands.
 
@@ -64,14 +64,11 @@ def rest_finding(
     step, names = rest.since, rest.names
     which = f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
     last = last_step if rest.until is None else rest.until
-    return Finding(
+    return Incident.since(step, last, clear_after=clear_after).finding(
         kind="desync.buffers",
         key="rest",
         severity="warning",
         title=f"Statistics that differ between ranks no longer move since step {step} ({which})",
-        seen_step=step,
-        last_step=max(last, step),
-        first_step=step,
         ranks=ranks_,
         tensors=names,
         stage="buffers",
@@ -87,6 +84,5 @@ def rest_finding(
             "batch norm anew from the same samples on every rank (PreciseBN); else put the model "
             "back into training mode."
         ),
-        clear_after=clear_after,
         evidence={"harm": "still", AGREED_UNTIL: rest.before},
     )

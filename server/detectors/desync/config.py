@@ -6,12 +6,13 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.desync.precision import SERIES, Precisions
+from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.wording import agree, count, listing, ranks, sentences
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # What ranks say of themselves: how much it matters that it is the same, and how a person calls it.
 # What belongs to a model must agree among those that hold the same tensors only. Settings of the
@@ -54,7 +55,6 @@ _OF_THE_JOB = {
 _MODULES = "module_settings"
 _OWN = "()."
 _LAYOUT = "names, shapes or order of the parameters"
-_GRACE = 20
 _DETAILS = 12
 
 
@@ -88,7 +88,6 @@ class Setting:
 class ConfigState:
     """What is remembered: the configurations last compared, and what came of that."""
 
-    steps: int = 0
     compared: int = 0
     known: Mapping[int, Mapping[str, Any]] | None = None
     settings: tuple[Setting, ...] = ()
@@ -120,18 +119,13 @@ class Config(Detector[ConfigState]):
         pytorch/pytorch#32426 and others: a node with another checkout or another file.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("desync.config",)
-    wants: ClassVar[tuple[str, ...]] = (SERIES,)
-    lasting: ClassVar[str] = "what ranks were started with is reported once, at attach"
-    min_ranks: ClassVar[int] = 2
-
-    def start(self) -> ConfigState:
-        """Nothing known yet."""
-        return ConfigState()
+    kinds = ("desync.config",)
+    wants = (SERIES,)
+    lasting = "what ranks were started with is reported once, at attach"
+    min_ranks = 2
 
     def advance(self, window: Window, state: ConfigState) -> Outcome:
         """Compares, once all ranks have said what they are, and after a restart."""
-        state.steps += len(window.steps)
         precisions = state.precisions.take(window)
         configs = window.complete_configs
         if configs and len(window.steps) and configs != state.known:
@@ -274,15 +268,12 @@ def _finding(settings: tuple[Setting, ...], step: int, last_step: int) -> Findin
     nobody = ""
     if not decided:
         nobody = "No value is that of most ranks, so nothing shows which ones are wrong."
-    return Finding(
+    return Incident.since(step, last_step).finding(
         kind="desync.config",
         severity=worst.severity,
         title=f"{ranks(suspects).capitalize()} "
         + agree(len(suspects), "was")
         + f" started differently ({worst.called}{more})",
-        seen_step=step,
-        last_step=max(last_step, step),
-        first_step=step,
         ranks=suspects,
         tensors=worst.tensors,
         stage="start",
@@ -293,7 +284,6 @@ def _finding(settings: tuple[Setting, ...], step: int, last_step: int) -> Findin
         ),
         remedy=_remedy(worst),
         # It stands until they are started again, and then it is said anew.
-        clear_after=0,
         evidence={
             "settings": {
                 s.key: {value[:200]: list(held) for value, held in s.values}
@@ -336,24 +326,12 @@ def _remedy(worst: Setting) -> str:
 
 
 def _check(window: Window, state: ConfigState) -> Check:
-    if title := state.precisions.title(window.last_step):
-        return Check(Status.OPEN, f"{title}.")
-    if state.settings:
-        return Check(
-            Status.OPEN, f"{_finding(state.settings, state.first_step, window.last_step).title}."
-        )
     if state.compared:
-        return Check(
-            Status.OK,
-            f"{count(state.compared, 'rank')} were started with the same code and model.",
+        return Check.ok(
+            f"{count(state.compared, 'rank')} were started with the same code and model."
         )
     said = sum(bool(c) for c in window.configs.values())
-    if state.steps < _GRACE:
-        return Check(
-            Status.INSUFFICIENT_DATA,
-            f"{said} of {window.world_size} ranks have said how they were started.",
-        )
-    return Check(
-        Status.MISSING_INPUT,
+    return Check.missing(
         f"Only {said} of {window.world_size} ranks have said how they were started.",
+        early=f"{said} of {window.world_size} ranks have said how they were started.",
     )

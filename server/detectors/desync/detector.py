@@ -107,6 +107,7 @@ class Desync(Detector[DesyncState]):
     )
     wants: ClassVar[tuple[str, ...]] = (*SETTINGS, GIVEN, "loss", MARK)
     min_ranks: ClassVar[int] = 2
+    reports_open: ClassVar[bool] = True
 
     policies: ClassVar[type[Policy]] = DesyncPolicy
     policy: DesyncPolicy

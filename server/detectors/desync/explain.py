@@ -13,7 +13,7 @@ from rankscope.server.detectors.desync.incident import Divergence, Growth
 from rankscope.server.detectors.desync.links import broken_link, stage_of
 from rankscope.server.detectors.desync.order import SETTINGS
 from rankscope.server.detectors.desync.recovery import shown_groups
-from rankscope.server.detectors.incident import AGREED_UNTIL
+from rankscope.server.detectors.incident import AGREED_UNTIL, Incident
 from rankscope.server.detectors.wording import (
     agree,
     count,
@@ -111,14 +111,11 @@ def periodic_finding(*, period: int, since: int, seen: int, last_step: int) -> F
 
 def versions_finding(*, since: int, last_step: int, caught_up: int) -> Finding:
     """Ranks that hold versions of one model."""
-    return Finding(
+    return Incident.since(since, last_step, clear_after=16).finding(
         kind="desync.parameters",
         key="versions",
         severity="info",
         title="The ranks hold different versions of one model, as under a parameter server",
-        seen_step=since,
-        last_step=last_step,
-        first_step=since,
         stage="parameters",
         cause=(
             "One rank makes each new version of the parameters, and the others hold earlier "
@@ -127,7 +124,6 @@ def versions_finding(*, since: int, last_step: int, caught_up: int) -> Finding:
             "desync."
         ),
         remedy="Nothing, if this is meant. If it is not, broadcast the parameters in every step.",
-        clear_after=16,
         evidence={"caught_up": caught_up},
     )
 

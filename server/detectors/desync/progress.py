@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,9 +23,8 @@ from rankscope.server.detectors.episode import Watch
 from rankscope.server.detectors.policy import Count, Policy, Share, Times
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count
-from rankscope.server.window import Check, Comparison, Float64, Int64, Status, Window
+from rankscope.server.window import Check, Comparison, Float64, Int64, Window
 
-_GRACE = 20
 # Backward passes of a rank whose gradients it threw away before it stepped.
 _DISCARDED = "passes_discarded"
 # Backward passes that led to a step.
@@ -94,7 +93,6 @@ class ProgressState:
             since then the steps at which it applied what they had applied a step before.
     """
 
-    steps: int = 0
     judged: int = 0
     began: Begins = field(default_factory=Begins)
     begin: StepMismatch | None = None
@@ -146,21 +144,15 @@ class Progress(Detector[ProgressState]):
         (resumed at another step), NVIDIA-NeMo/Megatron-Bridge#5944 (epochs of unequal lengths).
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("desync.progress",)
-    lasting: ClassVar[str] = "an additional step of one rank stays in its count"
-    policies: ClassVar[type[Policy]] = ProgressPolicy
-    wants: ClassVar[tuple[str, ...]] = (*COUNTED, "grad_norm", _DISCARDED, _PASSES)
-    min_ranks: ClassVar[int] = 2
+    kinds = ("desync.progress",)
+    lasting = "an additional step of one rank stays in its count"
+    wants = (*COUNTED, "grad_norm", _DISCARDED, _PASSES)
+    min_ranks = 2
 
     policy: ProgressPolicy
 
-    def start(self) -> ProgressState:
-        """Nothing compared yet."""
-        return ProgressState()
-
     def advance(self, window: Window, state: ProgressState) -> Outcome:
         """Compares the counters step by step."""
-        state.steps += len(window.steps)
         classes = [c for c in window.replicas if len(c) > 1]
         self._begun(window, state)
         found: dict[int, list[StepMismatch]] = {}
@@ -218,7 +210,7 @@ class Progress(Detector[ProgressState]):
             findings.append(ended_finding(state.ended, window.last_step))
         if state.begin is not None:
             findings.append(begun_finding(state.begin, state.begin_step, window.last_step))
-        return Outcome({"desync.progress": _check(window, state)}, tuple(findings))
+        return Outcome({"desync.progress": _check(state)}, tuple(findings))
 
     def _epochs(
         self, state: ProgressState, steps: list[int], found: Mapping[int, StepMismatch]
@@ -427,24 +419,9 @@ def _mismatch(what: str, who: Int64, values: Float64) -> StepMismatch:
     )
 
 
-def _check(window: Window, state: ProgressState) -> Check:
-    episode = state.watch.open(window.last_step)
-    if state.ended is not None:
-        return Check(Status.OPEN, f"{ended_finding(state.ended, 0).title}.")
-    if state.begin is not None:
-        return Check(Status.OPEN, f"{begun_finding(state.begin, state.begin_step, 0).title}.")
-    if episode is not None:
-        return Check(Status.OPEN, f"{counted_finding(episode).title}.")
-    epoch_mismatch = state.epochs.open(window.last_step)
-    if epoch_mismatch is not None:
-        return Check(Status.OPEN, f"{counted_finding(epoch_mismatch).title}.")
-    late = state.shifted.open(window.last_step)
-    if late is not None:
-        return Check(Status.OPEN, f"{late_finding(late).title}.")
+def _check(state: ProgressState) -> Check:
     if not state.judged:
-        if state.steps < _GRACE:
-            return Check(Status.INSUFFICIENT_DATA, "No counters have been compared yet.")
-        return Check(Status.MISSING_INPUT, "No two replicas post optimizer_steps.")
-    return Check(
-        Status.OK, f"All ranks had taken the same steps at {count(state.judged, 'checked step')}."
-    )
+        return Check.missing(
+            "No two replicas post optimizer_steps.", early="No counters have been compared yet."
+        )
+    return Check.ok(f"All ranks had taken the same steps at {count(state.judged, 'checked step')}.")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.wording import agree, ranks
 from rankscope.server.window import Window
 
@@ -101,14 +102,11 @@ def resumed_finding(found: WithoutState, last_step: int) -> Finding:
     """The finding as it stands."""
     who, others, step = ranks(found.ranks), ranks(tuple(found.counted)), found.step
     few = len(found.ranks)
-    return Finding(
+    return Incident.since(step, last_step).finding(
         kind="desync.optimizer",
         key="begin",
         severity="critical",
         title=f"{who.capitalize()} resumed at step {step} without the optimizer's state",
-        seen_step=step,
-        last_step=max(step, last_step),
-        first_step=step,
         ranks=found.ranks,
         stage="start",
         cause=(
@@ -125,7 +123,6 @@ def resumed_finding(found: WithoutState, last_step: int) -> Finding:
             "came from, before the first step; check that the file has the state on all ranks. "
             "Restart from the checkpoint: nothing repairs what has been trained since."
         ),
-        clear_after=0,
         evidence={
             "what": "begin",
             "values": {str(r): 0 for r in found.ranks}

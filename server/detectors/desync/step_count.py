@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.episode import Episode
+from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.wording import agree, listing, number, ranks, sentences
 
 # What is counted, and how a person calls it.
@@ -165,7 +166,7 @@ def _left_out(mismatch: StepMismatch, who: str, step: int) -> str:
 def begun_finding(mismatch: StepMismatch, step: int, last_step: int) -> Finding:
     """Ranks that began at different steps."""
     who = ranks(mismatch.suspects).capitalize()
-    return Finding(
+    return Incident.since(step, last_step).finding(
         kind="desync.progress",
         key="begin",
         severity="critical",
@@ -174,9 +175,6 @@ def begun_finding(mismatch: StepMismatch, step: int, last_step: int) -> Finding:
             if mismatch.decided
             else f"{who} began at different steps"
         ),
-        seen_step=step,
-        last_step=max(step, last_step),
-        first_step=step,
         ranks=mismatch.suspects,
         stage="start",
         cause=sentences(
@@ -190,7 +188,6 @@ def begun_finding(mismatch: StepMismatch, step: int, last_step: int) -> Finding:
             "checkpoints where all nodes can read them; restore the step with the weights on "
             "every rank."
         ),
-        clear_after=0,
         evidence={
             "what": "begin",
             "values": {str(r): v for r, v in mismatch.values.items()},
@@ -205,7 +202,7 @@ def ended_finding(mismatch: StepMismatch, last_step: int) -> Finding:
     last = int(max(mismatch.values[rank] for rank in short))
     most = int(max(mismatch.values.values()))
     verb = agree(len(short), "has")
-    return Finding(
+    return Incident.since(last + 1, last_step).finding(
         kind="desync.progress",
         key="end",
         severity="warning",
@@ -213,9 +210,6 @@ def ended_finding(mismatch: StepMismatch, last_step: int) -> Finding:
             f"{who.capitalize()} took no step after step {last}, and the other ranks went on to "
             f"step {most}"
         ),
-        seen_step=last + 1,
-        last_step=max(last + 1, last_step),
-        first_step=last + 1,
         ranks=short,
         stage="parameters",
         cause=(
@@ -229,7 +223,6 @@ def ended_finding(mismatch: StepMismatch, last_step: int) -> Finding:
             f"Look at what decides on {who} whether `optimizer.step()` is called, and at the "
             "length of its data; let all ranks decide by a number that they have reduced."
         ),
-        clear_after=0,
         evidence={
             "what": "end",
             "values": {str(r): v for r, v in mismatch.values.items()},

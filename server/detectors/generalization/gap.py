@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -14,9 +13,10 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.generalization.no_better import Losses, NoBetter, finding_of
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.statistics import Spacing, mann_kendall, median_error, robust_sigma
+from rankscope.server.detectors.waiting import too_few
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number, percent, sentences
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # Loss of the best answer that is the same for every input.
 _CONSTANT = "target_deviance"
@@ -168,11 +168,10 @@ class GeneralizationGap(Detector[GapState]):
         that do memorise noise.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("generalization.gap",)
-    needs: ClassVar[tuple[str, ...]] = ("eval/*loss",)
-    wants: ClassVar[tuple[str, ...]] = ("loss", _CONSTANT, "eval/*accuracy")
+    kinds = ("generalization.gap",)
+    needs = ("eval/*loss",)
+    wants = ("loss", _CONSTANT, "eval/*accuracy")
 
-    policies: ClassVar[type[Policy]] = GapPolicy
     policy: GapPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
@@ -216,7 +215,7 @@ class GeneralizationGap(Detector[GapState]):
                 findings += [finding_of(episode, course.name) for episode in worse]
             else:
                 findings += [_finding(episode, course, self.policy) for episode in rises]
-        return Outcome({"generalization.gap": self._check(window, state)}, tuple(findings))
+        return Outcome({"generalization.gap": self._check(state)}, tuple(findings))
 
     def _training(self, step: int, state: GapState, course: Course) -> tuple[float, float]:
         """The loss of training by the time of an evaluation, and its logarithm's error."""
@@ -296,22 +295,14 @@ class GeneralizationGap(Detector[GapState]):
         )
         state.watch.bad(new.step, facts, first_step=best.step)
 
-    def _check(self, window: Window, state: GapState) -> Check:
-        for course in state.courses.values():
-            worse = course.no_better.watch.open(window.last_step)
-            if worse is not None:
-                return Check(Status.OPEN, f"{finding_of(worse, course.name).title}.")
-            episode = course.watch.open(window.last_step)
-            if episode is not None:
-                return Check(Status.OPEN, f"{_finding(episode, course, self.policy).title}.")
+    def _check(self, state: GapState) -> Check:
         most = max((course.total for course in state.courses.values()), default=0)
         judged = [c for c in state.courses.values() if c.total >= self.policy.evaluations]
         if not judged:
-            why = f"{count(most, 'evaluation')} of {self.policy.evaluations} needed."
-            return Check(Status.INSUFFICIENT_DATA, why)
+            return too_few(most, "evaluation", self.policy.evaluations)
         if not any(c.best is not None and math.isfinite(c.best.training) for c in judged):
-            return Check(Status.MISSING_INPUT, "No rank posts the loss of training.")
-        return Check(Status.OK, sentences(*(_standing(course) for course in judged[:4])))
+            return Check.missing("No rank posts the loss of training.")
+        return Check.ok(sentences(*(_standing(course) for course in judged[:4])))
 
 
 def _scale(best: float, gained: float, *, bounded: bool) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -12,11 +12,10 @@ from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Ou
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.gradient.kept_alone import KeptAlone
 from rankscope.server.detectors.policy import Count, Policy, Share, Signed, Times
-from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
+from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.walking import mean_by_step
 from rankscope.server.detectors.wording import agree, count, number, ranks
-from rankscope.server.window import Check, Status, Window
-
-_GRACE = 20
+from rankscope.server.window import Check, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,6 @@ class AddingState:
         alike: observations in a row that point the same way and grow, since `alike_since`.
     """
 
-    steps: int = 0
     judged: int = 0
     summed: int = 0
     sums: int = 0
@@ -113,9 +111,8 @@ class GradientAccumulating(Detector[AddingState]):
         Linear sketches: sketch(g_k) = sketch(g_(k-1)) + mean of sketches(local g_k).
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("gradient.accumulating",)
-    policies: ClassVar[type[Policy]] = AccumulatingPolicy
-    wants: ClassVar[tuple[str, ...]] = ("grad_cosine", "grad_norm", "gradient_carried")
+    kinds = ("gradient.accumulating",)
+    wants = ("grad_cosine", "grad_norm", "gradient_carried")
 
     policy: AccumulatingPolicy
 
@@ -128,18 +125,12 @@ class GradientAccumulating(Detector[AddingState]):
             Reach(("grad_norm",), moves="from zero"),
         )
 
-    def start(self) -> AddingState:
-        """Nothing seen yet."""
-        return AddingState()
-
     def advance(self, window: Window, state: AddingState) -> Outcome:
         """Goes through reductions, and through directions where there are none."""
-        state.steps += len(window.steps)
         patterns = {made.step: made for made in window.reductions if made.agreed and made.known}
-        cosines = dict(
-            zip(*(a.tolist() for a in mean_over_ranks(window, "grad_cosine")), strict=True)
-        )
-        norms = dict(zip(*(a.tolist() for a in mean_over_ranks(window, "grad_norm")), strict=True))
+        whole = all(_holds_all(config) for config in (window.config, *window.configs.values()))
+        cosines = mean_by_step(window, "grad_cosine") if whole else {}
+        norms = mean_by_step(window, "grad_norm")
         held, rows = rank_rows(window, "gradient_carried")
         carried = dict(zip(held.tolist(), np.fmin.reduce(rows, axis=1).tolist(), strict=True))
         keep = {
@@ -148,9 +139,6 @@ class GradientAccumulating(Detector[AddingState]):
             if 0 < np.count_nonzero(row > 0) < np.count_nonzero(~np.isnan(row))
         }
         each = dict(zip(held.tolist(), rows, strict=True))
-        whole = all(_holds_all(config) for config in (window.config, *window.configs.values()))
-        if not whole:
-            cosines = {}
         # A process's first step has nothing before it: empty there says nothing of later ones.
         firsts = {step for begins in window.begins.values() for step in begins}
         carried = {s: size for s, size in carried.items() if s not in firsts or not size <= 0}
@@ -189,7 +177,7 @@ class GradientAccumulating(Detector[AddingState]):
             _finding(e, window, state.keeping) for e in state.watch.take(window.last_step)
         )
         alone = state.alone.findings(window)
-        return Outcome({"gradient.accumulating": _check(window, state)}, (*findings, *alone))
+        return Outcome({"gradient.accumulating": _check(state)}, (*findings, *alone))
 
     def _carried(self, state: AddingState, step: int, size: float, norm: float) -> None:
         if np.isnan(size):
@@ -309,22 +297,10 @@ def _finding(episode: Episode[Adding], window: Window, keeping: tuple[int, ...])
     )
 
 
-def _check(window: Window, state: AddingState) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, window, state.keeping).title}.")
-    if title := state.alone.title(window.last_step):
-        return Check(Status.OPEN, f"{title}.")
+def _check(state: AddingState) -> Check:
     if not state.judged:
-        if state.steps < _GRACE:
-            return Check(
-                Status.INSUFFICIENT_DATA, "No two consecutive steps have been examined yet."
-            )
-        return Check(
-            Status.MISSING_INPUT,
+        return Check.missing(
             "No rank posts fingerprints of its gradients at two consecutive steps.",
+            early="No two consecutive steps have been examined yet.",
         )
-    return Check(
-        Status.OK,
-        f"Every step's gradient was its own at {count(state.judged, 'checked step')}.",
-    )
+    return Check.ok(f"Every step's gradient was its own at {count(state.judged, 'checked step')}.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
 from rankscope.server.detectors.wording import count, number, percent, sentences
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 _BACK = 100
 # Losses that are averaged, at the beginning and now.
@@ -92,19 +91,14 @@ class ClippingSaturated(Detector[ClippingState]):
         microsoft/DeepSpeed#7839: gradients clipped while still scaled by 65,536.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("clipping.saturated",)
-    policies: ClassVar[type[Policy]] = ClippingPolicy
-    wants: ClassVar[tuple[str, ...]] = ("clip_coefficient", "amp_scale", "loss")
+    kinds = ("clipping.saturated",)
+    wants = ("clip_coefficient", "amp_scale", "loss")
 
     policy: ClippingPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
         """As many factors as the share is of at first."""
         return (Reach(("clip_coefficient",), self.policy.soon, LASTS_SAMPLED),)
-
-    def start(self) -> ClippingState:
-        """Nothing seen yet."""
-        return ClippingState()
 
     def advance(self, window: Window, state: ClippingState) -> Outcome:
         """Follows the factor."""
@@ -147,7 +141,7 @@ class ClippingSaturated(Detector[ClippingState]):
         findings = tuple(
             _finding(e, window, self.policy) for e in state.watch.take(window.last_step)
         )
-        return Outcome({"clipping.saturated": _check(window, state, self.policy)}, findings)
+        return Outcome({"clipping.saturated": _check(state)}, findings)
 
     def _is_slow(self, window: Window, state: ClippingState) -> bool:
         """Whether short steps of plain SGD have hardly lowered the loss."""
@@ -199,13 +193,8 @@ def _finding(episode: Episode[Saturated], window: Window, policy: ClippingPolicy
     )
 
 
-def _check(window: Window, state: ClippingState, policy: ClippingPolicy) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, window, policy).title}.")
+def _check(state: ClippingState) -> Check:
     if not state.judged:
-        return Check(Status.NOT_APPLICABLE, "No clipping by norm is seen.")
+        return Check.not_applicable("No clipping by norm is seen.")
     share = percent(state.clipped / state.judged)
-    return Check(
-        Status.OK, f"{share} of the gradients were clipped at {count(state.judged, 'step')}."
-    )
+    return Check.ok(f"{share} of the gradients were clipped at {count(state.judged, 'step')}.")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.profiles import TURNS
+from rankscope.server.detectors.waiting import too_few
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number, percent
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,9 @@ class GradientDiscarded(Detector[DiscardedState]):
         The loop that PyTorch's recipe for gradient accumulation warns of.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("gradient.discarded",)
-    policies: ClassVar[type[Policy]] = DiscardedPolicy
-    needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = ("passes_discarded", "micro_steps", "loss_divisor")
+    kinds = ("gradient.discarded",)
+    needs = ("loss",)
+    wants = ("passes_discarded", "micro_steps", "loss_divisor")
 
     policy: DiscardedPolicy
 
@@ -126,20 +125,16 @@ class GradientDiscarded(Detector[DiscardedState]):
             state.watch.bad(step, facts, first_step=first).facts = facts
         meant = self.policy.meant
         findings = tuple(_finding(e, meant) for e in state.watch.take(window.last_step))
-        return Outcome({"gradient.discarded": self._check(window, state)}, findings)
+        return Outcome({"gradient.discarded": self._check(state)}, findings)
 
-    def _check(self, window: Window, state: DiscardedState) -> Check:
-        episode = state.watch.open(window.last_step)
-        if episode is not None:
-            return Check(Status.OPEN, f"{_finding(episode, self.policy.meant).title}.")
+    def _check(self, state: DiscardedState) -> Check:
         if state.turns:
             why = "Several optimizers step in turns: each throws away what another's loss has left."
-            return Check(Status.NOT_APPLICABLE, why)
+            return Check.not_applicable(why)
         if len(state.recent) < self.policy.size:
-            why = f"{count(len(state.recent), 'sampled step')} of {self.policy.size} needed."
-            return Check(Status.INSUFFICIENT_DATA, why)
+            return too_few(len(state.recent), "sampled step", self.policy.size)
         steps = count(len(state.recent), "sampled step")
-        return Check(Status.OK, f"{_throwing(state):,} of {steps} threw gradients away.")
+        return Check.ok(f"{_throwing(state):,} of {steps} threw gradients away.")
 
 
 def _throwing(state: DiscardedState) -> int:

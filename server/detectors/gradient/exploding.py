@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.history import Companions, Phases, rate_sentence
-from rankscope.server.detectors.policy import Count, Observations, Policy, RisePolicy, Steps, Times
+from rankscope.server.detectors.policy import Count, Observations, RisePolicy, Steps, Times
 from rankscope.server.detectors.statistics import (
     SlidingMedian,
     Spacing,
@@ -20,9 +19,10 @@ from rankscope.server.detectors.statistics import (
     exceeds,
     robust_sigma,
 )
+from rankscope.server.detectors.waiting import too_few
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number, sentences
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # Losses that are remembered, and how many standard errors make a difference of them.
 _LOSSES = 128
@@ -146,11 +146,10 @@ class GradientExploding(Detector[ExplodingState]):
         small norms of a finished training do not count. Never on a healthy run of the corpus.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("gradient.exploding",)
-    of_one_task: ClassVar[bool] = True
-    policies: ClassVar[type[Policy]] = ExplodingPolicy
-    needs: ClassVar[tuple[str, ...]] = ("grad_norm",)
-    wants: ClassVar[tuple[str, ...]] = ("grad_norm_preclip", "lr", "loss", *Phases.SERIES)
+    kinds = ("gradient.exploding",)
+    of_one_task = True
+    needs = ("grad_norm",)
+    wants = ("grad_norm_preclip", "lr", "loss", *Phases.SERIES)
 
     policy: ExplodingPolicy
 
@@ -188,7 +187,7 @@ class GradientExploding(Detector[ExplodingState]):
             if math.isfinite(norm) and norm > 0:
                 self._take(step, norm, state)
         findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
-        return Outcome({"gradient.exploding": _check(window, state, self.policy)}, findings)
+        return Outcome({"gradient.exploding": _check(state, self.policy)}, findings)
 
     def _take(self, step: int, norm: float, state: ExplodingState) -> None:
         policy = self.policy
@@ -265,18 +264,14 @@ def _course(state: ExplodingState, onset: int, policy: ExplodingPolicy) -> int:
     return 0
 
 
-def _check(window: Window, state: ExplodingState, policy: ExplodingPolicy) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
+def _check(state: ExplodingState, policy: ExplodingPolicy) -> Check:
     if state.unmeasured.lasting:
         since = state.unmeasured.since
         why = f"No gradient is finite since step {since}: from then on its size shows nothing."
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return Check.insufficient(why)
     if state.total < policy.evidence:
-        why = f"{count(state.total, 'finite gradient norm')} of {policy.evidence} needed."
-        return Check(Status.INSUFFICIENT_DATA, why)
-    return Check(Status.OK, f"{count(state.total, 'gradient norm')} examined, none grew tenfold.")
+        return too_few(state.total, "finite gradient norm", policy.evidence)
+    return Check.ok(f"{count(state.total, 'gradient norm')} examined, none grew tenfold.")
 
 
 def _finding(episode: Episode[Explosion], policy: ExplodingPolicy) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,9 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.gradient.skipped import KEY, Skips
 from rankscope.server.detectors.origin import FOLLOWS, Origin, go_back, reports
 from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.walking import median
+from rankscope.server.detectors.walking import median, rows_by_step
 from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
-from rankscope.server.window import Check, Occurrence, Status, Window
+from rankscope.server.window import Check, Occurrence, Window
 
 # Losses that are remembered, and growth within them that is none of single batches: where it goes
 # on, steps were too large long before a value was not finite.
@@ -95,19 +95,17 @@ class GradientNonFinite(Detector[BrokenState]):
         (`nonfinite` events).
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("gradient.nonfinite",)
-    lasting: ClassVar[str] = (
-        "what is not finite gets into the parameters, and is reported at every step"
-    )
-    needs: ClassVar[tuple[str, ...]] = ("grad_norm",)
-    wants: ClassVar[tuple[str, ...]] = (
+    kinds = ("gradient.nonfinite",)
+    lasting = "what is not finite gets into the parameters, and is reported at every step"
+    needs = ("grad_norm",)
+    wants = (
         "grad_norm_local",
         "grad_norm_canary",
         "steps_skipped",
         "loss",
         "amp_scale",
     )
-    effects: ClassVar[tuple[Rule, ...]] = (
+    effects = (
         Rule(
             root=("gradient.nonfinite",),
             root_key=KEY,
@@ -116,18 +114,14 @@ class GradientNonFinite(Detector[BrokenState]):
         ),
     )
 
-    def start(self) -> BrokenState:
-        """Nothing seen yet."""
-        return BrokenState()
-
     def advance(self, window: Window, state: BrokenState) -> Outcome:
         """Looks at every norm."""
         state.events += reports(window.events)
         steps, norms = rank_rows(window, "grad_norm")
-        local = dict(zip(*_listed(*rank_rows(window, "grad_norm_local")), strict=True))
-        canaries = dict(zip(*_listed(*rank_rows(window, "grad_norm_canary")), strict=True))
-        skipped = dict(zip(*_listed(*rank_rows(window, "steps_skipped")), strict=True))
-        losses = dict(zip(*_listed(*rank_rows(window, "loss")), strict=True))
+        local = rows_by_step(window, "grad_norm_local")
+        canaries = rows_by_step(window, "grad_norm_canary")
+        skipped = rows_by_step(window, "steps_skipped")
+        losses = rows_by_step(window, "loss")
         columns = {int(s): c for c, s in enumerate(window.steps)}
         for step, row, posted in _with_canaries(window, steps, norms):
             if step in losses and np.isfinite(losses[step]).any():
@@ -175,13 +169,8 @@ class GradientNonFinite(Detector[BrokenState]):
         ]
         state.skips.take(window)
         skipped_for = state.skips.findings(window)
-        check = _check(window, state)
-        for found in skipped_for:
-            if state.skips.last_step - found.last_step <= (found.clear_after or 0):
-                if check.status is not Status.OPEN:
-                    check = Check(Status.OPEN, f"{found.title}.")
         findings = (*(_finding(e) for e in episodes), *skipped_for)
-        return Outcome({"gradient.nonfinite": check}, findings)
+        return Outcome({"gradient.nonfinite": _check(state)}, findings)
 
     def _skips(
         self, window: Window, state: BrokenState, row: np.ndarray[Any, np.dtype[np.float64]]
@@ -226,10 +215,6 @@ def _rise(sizes: Collection[tuple[int, float]]) -> tuple[tuple[int, float], ...]
     # Of a loss near 0 single values are many times others.
     usual = 10 * median([size for _, size in known])
     return (least, last) if last[1] > max(_MANY_TIMES * least[1], usual) else ()
-
-
-def _listed(steps: Any, rows: Any) -> tuple[list[int], list[Any]]:
-    return steps.tolist(), list(rows)
 
 
 def _finding(episode: Episode[Broken]) -> Finding:
@@ -296,12 +281,7 @@ def _finding(episode: Episode[Broken]) -> Finding:
     )
 
 
-def _check(window: Window, state: BrokenState) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode).title}.")
+def _check(state: BrokenState) -> Check:
     if not state.judged:
-        return Check(Status.INSUFFICIENT_DATA, "No gradient norm has been posted yet.")
-    return Check(
-        Status.OK, f"The last of {count(state.judged, 'gradient norm')} examined was finite."
-    )
+        return Check.insufficient("No gradient norm has been posted yet.")
+    return Check.ok(f"The last of {count(state.judged, 'gradient norm')} examined was finite.")

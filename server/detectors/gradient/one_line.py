@@ -85,11 +85,6 @@ class OneLine:
         self.watch.bad(step, facts, first_step=self._cosines[0][0]).facts = facts
 
 
-def title_of(episode: Episode[Line]) -> str:
-    """What is so, in a line."""
-    return f"All gradients lie on one line, to and fro, since step {episode.first_step}"
-
-
 def finding(episode: Episode[Line]) -> Finding:
     """What is reported of it."""
     facts = episode.facts
@@ -107,7 +102,7 @@ def finding(episode: Episode[Line]) -> Finding:
         kind="gradient.oscillating",
         key="line",
         severity="warning" if facts.large else "info",
-        title=title_of(episode),
+        title=f"All gradients lie on one line, to and fro, since step {episode.first_step}",
         cause=(
             f"At {percent(facts.share)} of the steps the gradient has the direction of the one "
             f"before it or the opposite one ({percent(facts.turns)}), to 2 %: of all parameters "

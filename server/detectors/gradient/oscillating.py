@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -15,10 +14,11 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.gradient import one_line
 from rankscope.server.detectors.gradient.recurring import Recurrence, Recurring
 from rankscope.server.detectors.odd_targets import SERIES, OddTargets
-from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Times
+from rankscope.server.detectors.policy import Count, Number, Observations, Times
+from rankscope.server.detectors.waiting import too_few
 from rankscope.server.detectors.walking import median, together
-from rankscope.server.detectors.wording import count, number
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.detectors.wording import number
+from rankscope.server.window import Check, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +117,9 @@ class GradientOscillating(Detector[OscillatingState]):
         Healthy runs, also of single samples, have none. Epoch folding: Leahy et al. (1983).
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("gradient.oscillating",)
-    of_one_task: ClassVar[bool] = True
-    policies: ClassVar[type[Policy]] = OscillatingPolicy
-    effects: ClassVar[tuple[Rule, ...]] = (
+    kinds = ("gradient.oscillating",)
+    of_one_task = True
+    effects = (
         Rule(
             root=("gradient.oscillating",),
             root_key="line",
@@ -136,8 +135,8 @@ class GradientOscillating(Detector[OscillatingState]):
             why="one combination of the parameters decides every step",
         ),
     )
-    needs: ClassVar[tuple[str, ...]] = ("grad_norm",)
-    wants: ClassVar[tuple[str, ...]] = (
+    needs = ("grad_norm",)
+    wants = (
         "grad_norm_preclip",
         "lr",
         "loss",
@@ -179,7 +178,7 @@ class GradientOscillating(Detector[OscillatingState]):
                 self._judge(step, state)
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
         findings += tuple(one_line.finding(e) for e in state.line.watch.take(window.last_step))
-        return Outcome({"gradient.oscillating": _check(window, state, self.policy)}, findings)
+        return Outcome({"gradient.oscillating": _check(state, self.policy)}, findings)
 
     def _judge(self, step: int, state: OscillatingState) -> None:
         scatter = float(np.std(np.diff([norm for _, norm in state.norms]))) / math.sqrt(2)
@@ -240,19 +239,12 @@ def _onset(state: OscillatingState, usual: float) -> int:
     return next(jumps, norms[0][0])
 
 
-def _check(window: Window, state: OscillatingState, policy: OscillatingPolicy) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode).title}.")
-    line = state.line.watch.open(window.last_step)
-    if line is not None:
-        return Check(Status.OPEN, f"{one_line.title_of(line)}.")
+def _check(state: OscillatingState, policy: OscillatingPolicy) -> Check:
     need = policy.back + (policy.earlier + 1) * policy.stride
     if state.total < need:
-        why = f"{count(state.total, 'gradient norm')} of {need} needed."
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return too_few(state.total, "gradient norm", need)
     scatter = number(state.earlier[-1] if state.earlier else math.nan)
-    return Check(Status.OK, f"The logarithm of the gradient norm scatters by {scatter}, as before.")
+    return Check.ok(f"The logarithm of the gradient norm scatters by {scatter}, as before.")
 
 
 def _finding(episode: Episode[Jumps]) -> Finding:

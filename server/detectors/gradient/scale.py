@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from rankscope.server.detectors.gradient.skipped import Skips, whose
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, number, percent, ranks, sentences
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # What a rank reports while its scaler skips one step after the other: such steps have no number.
 _SKIPPING = "amp.skipping"
@@ -88,19 +87,14 @@ class ScaleCollapse(Detector[ScaleState]):
         torch.amp.GradScaler halves its scale at each overflow; pytorch/pytorch#67590.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("amp.scale_collapse",)
-    policies: ClassVar[type[Policy]] = ScalePolicy
-    wants: ClassVar[tuple[str, ...]] = ("amp_scale", "steps_skipped")
+    kinds = ("amp.scale_collapse",)
+    wants = ("amp_scale", "steps_skipped")
 
     policy: ScalePolicy
 
     def reaches(self) -> tuple[Reach, ...]:
         """The scale beyond the steps in which it is looked for."""
         return (Reach(("amp_scale",), self.policy.skipped, LASTS_SAMPLED),)
-
-    def start(self) -> ScaleState:
-        """Nothing seen yet."""
-        return ScaleState()
 
     def advance(self, window: Window, state: ScaleState) -> Outcome:
         """Follows scale and skipped steps, of the rank that is worst off."""
@@ -144,7 +138,7 @@ class ScaleCollapse(Detector[ScaleState]):
             _finding(e, window, self.policy, state.skips)
             for e in state.watch.take(window.last_step)
         )
-        return Outcome({"amp.scale_collapse": _check(window, state, self.policy)}, findings)
+        return Outcome({"amp.scale_collapse": _check(window, state)}, findings)
 
     def _stopped(self, state: ScaleState, step: int, skipped: int) -> None:
         """A rank has reported that it takes no step any more."""
@@ -204,14 +198,8 @@ def _finding(
     )
 
 
-def _check(window: Window, state: ScaleState, policy: ScalePolicy) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, window, policy, state.skips).title}.")
+def _check(window: Window, state: ScaleState) -> Check:
     if not state.judged:
-        return Check(Status.NOT_APPLICABLE, "No rank scales its loss (no GradScaler is seen).")
+        return Check.not_applicable("No rank scales its loss (no GradScaler is seen).")
     who = ranks(tuple(int(r) for r in window.ranks))
-    return Check(
-        Status.OK,
-        f"The loss scale of {who} held at {count(state.judged, 'checked step')}.",
-    )
+    return Check.ok(f"The loss scale of {who} held at {count(state.judged, 'checked step')}.")

@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.wording import count, listing, ranks, sentences
 from rankscope.server.window import Window
 
@@ -167,7 +168,7 @@ def _finding(episode: Episode, *, scaled: bool) -> Finding:
     clean = tuple(sorted(set().union(*(skip.clean for skip in known)) - {*who}))
     once = "once" if times == 1 else f"{times:,} times"
     skipper = "the loss scaler" if scaled else "the trainer"
-    return Finding(
+    return Incident.since(step, known[-1].step, clear_after=_CLEAR + 2 * gap).finding(
         kind="gradient.nonfinite",
         key=f"{KEY}:{step}",
         severity=severity,
@@ -175,9 +176,6 @@ def _finding(episode: Episode, *, scaled: bool) -> Finding:
             f"{ranks(who).capitalize()} computed a gradient that is not finite {once} since "
             f"step {step}; these steps were skipped"
         ),
-        seen_step=step,
-        last_step=known[-1].step,
-        first_step=step,
         ranks=who,
         tensors=names,
         cause=sentences(
@@ -196,7 +194,6 @@ def _finding(episode: Episode, *, scaled: bool) -> Finding:
             "a logarithm or division by 0) and at the device: nothing is learnt from a step "
             "that is skipped, and every rank loses its batch with it."
         ),
-        clear_after=_CLEAR + 2 * gap,
         evidence={
             "times": times,
             "steps": [skip.step for skip in known[:_MOST_NAMES]],

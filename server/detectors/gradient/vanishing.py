@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -19,9 +18,8 @@ from rankscope.server.detectors.samples import LayerSample, layer_samples
 from rankscope.server.detectors.statistics import Progress
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, listing, number, percent, sentences
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
-_GRACE = 20
 _MAX_NAMES = 64
 
 
@@ -88,7 +86,6 @@ class VanishingState:
     late: deque[float]
     accuracies: deque[float]
     watch: Watch[Fading]
-    steps: int = 0
     sampled: int = 0
     shallow: bool = False
     signed: bool = False
@@ -134,10 +131,9 @@ class GradientVanishing(Detector[VanishingState]):
         sigmoids at 4e-5.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("gradient.vanishing",)
-    policies: ClassVar[type[Policy]] = VanishingPolicy
-    needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = ("accuracy", "grad_norm", "lr", "update_ratio")
+    kinds = ("gradient.vanishing",)
+    needs = ("loss",)
+    wants = ("accuracy", "grad_norm", "lr", "update_ratio")
 
     policy: VanishingPolicy
 
@@ -160,7 +156,6 @@ class GradientVanishing(Detector[VanishingState]):
 
     def advance(self, window: Window, state: VanishingState) -> Outcome:
         """Takes losses and samples in the order of their steps."""
-        state.steps += len(window.steps)
         rows = dict(together(window, "loss", "accuracy"))
         seen = dict(layer_samples(window, "grad_norm", "weight_norm"))
         for step in sorted({*rows, *seen}):
@@ -183,7 +178,7 @@ class GradientVanishing(Detector[VanishingState]):
             zero_steps.finding(e, window.world_size, self.policy.recurs)
             for e in state.zero_steps.watch.take(window.last_step)
         ]
-        return Outcome({"gradient.vanishing": _check(window, state, self.policy)}, tuple(findings))
+        return Outcome({"gradient.vanishing": _check(state, self.policy)}, tuple(findings))
 
     def _learn(self, step: int, row: dict[str, float], state: VanishingState) -> None:
         if math.isfinite(row.get("accuracy", math.nan)):
@@ -297,39 +292,28 @@ def _finding(episode: Episode[Fading], policy: VanishingPolicy) -> Finding:
     )
 
 
-def _check(window: Window, state: VanishingState, policy: VanishingPolicy) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
-    zeros = state.zero.watch.open(window.last_step)
-    if zeros is not None:
-        return Check(Status.OPEN, f"{zero.finding(zeros, state.zero, window.world_size).title}.")
-    lost = state.zero_steps.watch.open(window.last_step)
-    if lost is not None:
-        found = zero_steps.finding(lost, window.world_size, policy.recurs)
-        return Check(Status.OPEN, f"{found.title}.")
+def _check(state: VanishingState, policy: VanishingPolicy) -> Check:
     if state.zero.observed and not state.zero.learns:
         why = f"All gradients were exactly zero at {count(state.zero.observed, 'checked step')}."
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return Check.insufficient(why)
     if not state.sampled:
-        if state.steps < _GRACE:
-            return Check(Status.INSUFFICIENT_DATA, "No gradient of a layer has been seen yet.")
-        return Check(Status.MISSING_INPUT, "No rank posts the gradient norms of its tensors.")
+        return Check.missing(
+            "No rank posts the gradient norms of its tensors.",
+            early="No gradient of a layer has been seen yet.",
+        )
     if state.shallow:
         why = f"The model has fewer than {policy.matrices} matrices with a gradient."
-        return Check(Status.NOT_APPLICABLE, why)
+        return Check.not_applicable(why)
     if state.signed:
         why = "The loss changes its sign: its value says nothing about what is learned."
-        return Check(Status.NOT_APPLICABLE, why)
+        return Check.not_applicable(why)
     if not _judged(state, policy):
-        why = (
+        return Check.insufficient(
             f"{count(len(state.ratios), 'sample')} of {policy.looks} at the layers' gradients and "
             f"{count(state.progress.count, 'finite loss value')} of {policy.evidence} needed."
         )
-        return Check(Status.INSUFFICIENT_DATA, why)
     ratio = number(median([r for r, _ in state.ratios]))
-    return Check(
-        Status.OK,
+    return Check.ok(
         f"The first matrix has {ratio} times the gradient of the last, and the loss gained "
-        f"{percent(max(_gained(state), 0.0))}.",
+        f"{percent(max(_gained(state), 0.0))}."
     )

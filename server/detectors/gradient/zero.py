@@ -10,7 +10,7 @@ import numpy as np
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.samples import LayerSample
-from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
+from rankscope.server.detectors.walking import mean_by_step, rows_by_step
 from rankscope.server.detectors.wording import count, if_several, number, sentences
 from rankscope.server.window import Window
 
@@ -56,12 +56,8 @@ class ZeroGradients:
             return
         if self.begins < 0 and len(window.steps):
             self.begins = int(window.steps[0])
-        steps, norms = rank_rows(window, "grad_norm")
-        beside = {
-            name: dict(zip(*(a.tolist() for a in mean_over_ranks(window, name)), strict=True))
-            for name in _BESIDE
-        }
-        gradients = dict(zip(steps.tolist(), norms, strict=True))
+        beside = {name: mean_by_step(window, name) for name in _BESIDE}
+        gradients = rows_by_step(window, "grad_norm")
         for step in sorted({*gradients, *beside["loss"]}):
             self._take_beside(*(beside[name].get(step) for name in _BESIDE))
             row = gradients.get(step)

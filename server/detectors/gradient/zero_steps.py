@@ -10,8 +10,7 @@ import numpy as np
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
-from rankscope.server.detectors.walking import median
+from rankscope.server.detectors.walking import mean_by_step, median, rows_by_step
 from rankscope.server.detectors.wording import count, if_several, listing, plural, sentences
 from rankscope.server.window import Window
 
@@ -47,9 +46,8 @@ class ZeroSteps:
         Args:
             few: zeros in a row that are single steps; more of them are a training that has ended.
         """
-        losses = dict(zip(*(a.tolist() for a in mean_over_ranks(window, "loss")), strict=True))
-        steps, norms = rank_rows(window, "grad_norm")
-        gradients = dict(zip(steps.tolist(), norms, strict=True))
+        losses = mean_by_step(window, "loss")
+        gradients = rows_by_step(window, "grad_norm")
         for step in sorted({*losses, *gradients}):
             loss, norm = losses.get(step, math.nan), gradients.get(step)
             usual = median(list(self.losses))

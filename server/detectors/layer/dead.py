@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -18,14 +17,14 @@ from rankscope.server.detectors.layer.cut import Cut, cut_finding, never_finding
 from rankscope.server.detectors.layer.idle import MAX_NAMES, Idle, idle_finding
 from rankscope.server.detectors.layer.learning import Learning, LearningPolicy
 from rankscope.server.detectors.layer.silent_rank import SilentRanks
-from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Steps
+from rankscope.server.detectors.policy import Count, Observations, Share, Steps
 from rankscope.server.detectors.samples import LayerSample, layer_samples
 from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.waiting import too_few
 from rankscope.server.detectors.walking import together
 from rankscope.server.detectors.wording import count, percent
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
-_GRACE = 20
 # Consecutive samples at which modules are called without gradients: what a program does it does
 # every time.
 _BARRED = 8
@@ -92,7 +91,6 @@ class DeadState:
     rebuilt: reconstruction.ReconstructionState
     learning: Learning
     ranks: SilentRanks
-    steps: int = 0
     counted: int = 0
     nothing_left: int = 0
     sampled: int = 0
@@ -169,9 +167,8 @@ class LayerDead(Detector[DeadState]):
         Exploring Simple Siamese Representation Learning.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("layer.dead",)
-    policies: ClassVar[type[Policy]] = DeadPolicy
-    wants: ClassVar[tuple[str, ...]] = (
+    kinds = ("layer.dead",)
+    wants = (
         *("tensors_without_gradient", "tensors_called_without_gradient", "loss", "grad_norm"),
         *("update_ratio", "input_spread"),
         *collapsed.SERIES,
@@ -201,7 +198,6 @@ class LayerDead(Detector[DeadState]):
 
     def advance(self, window: Window, state: DeadState) -> Outcome:
         """Goes through counts and samples, step by step."""
-        state.steps += len(window.steps)
         counts = _least(window, "tensors_without_gradient")
         alone = self._alone(window, state)
         losses = _least(window, "loss")
@@ -247,7 +243,7 @@ class LayerDead(Detector[DeadState]):
         findings += state.ranks.findings(window.last_step)
         findings += [collapsed.finding(e) for e in state.outputs.watch.take(window.last_step)]
         findings += [reconstruction.finding(e) for e in state.rebuilt.watch.take(window.last_step)]
-        return Outcome({"layer.dead": _check(window, state, self.policy)}, tuple(findings))
+        return Outcome({"layer.dead": _check(state, self.policy)}, tuple(findings))
 
     def _alone(self, window: Window, state: DeadState) -> set[int]:
         """Steps at which some ranks count tensors without a gradient, and others do not.
@@ -416,51 +412,24 @@ def _idle(episode: Episode[Idle], policy: DeadPolicy) -> Finding:
     )
 
 
-def _check(window: Window, state: DeadState, policy: DeadPolicy) -> Check:
-    episode = state.cut.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{cut_finding(episode, window).title}.")
-    for watch in state.units.values():
-        units = watch.open(window.last_step)
-        if units is not None:
-            return Check(Status.OPEN, f"{_idle(units, policy).title}.")
-    if (silent := state.ranks.open(window.last_step)) is not None:
-        return Check(Status.OPEN, f"{silent.title}.")
-    outputs = state.outputs.watch.open(window.last_step)
-    if outputs is not None:
-        return Check(Status.OPEN, f"{collapsed.finding(outputs).title}.")
-    rebuilt = state.rebuilt.watch.open(window.last_step)
-    if rebuilt is not None:
-        return Check(Status.OPEN, f"{reconstruction.title_of(rebuilt)}.")
-    never = state.never.open(window.last_step)
-    if never is not None:
-        return Check(
-            Status.OPEN, f"{never_finding(never, window, large_part=policy.large_part).title}."
-        )
+def _check(state: DeadState, policy: DeadPolicy) -> Check:
     if not state.counted:
-        if state.steps < _GRACE:
-            return Check(Status.INSUFFICIENT_DATA, "No gradient has been examined yet.")
         if state.nothing_left:
-            why = (
+            return Check.insufficient(
                 "No tensor had a gradient and the loss was 0 at all "
                 f"{count(state.nothing_left, 'checked step')}."
             )
-            return Check(Status.INSUFFICIENT_DATA, why)
-        return Check(
-            Status.MISSING_INPUT,
-            "No rank posts `tensors_without_gradient`, or the gradient norms of its tensors.",
-        )
+        why = "No rank posts `tensors_without_gradient`, or the gradient norms of its tensors."
+        return Check.missing(why, early="No gradient has been examined yet.")
     need = policy.evidence + policy.in_a_row
     if state.counted < need:
-        why = f"{count(state.counted, 'observation')} of {need} needed."
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return too_few(state.counted, "observation", need)
     idle = (
         f"of {count(state.modules, 'module')} of units at most {percent(state.worst)} were dead"
         if state.modules
         else "activations are not posted, so of units nothing is known"
     )
-    return Check(
-        Status.OK,
+    return Check.ok(
         f"Every tensor that had a gradient went on having one, at "
-        f"{count(state.counted, 'checked step')}; {idle}.",
+        f"{count(state.counted, 'checked step')}; {idle}."
     )

@@ -112,14 +112,6 @@ class ReconstructionState:
         self.watch.bad(step, facts, first_step=max(self.since, 0)).facts = facts
 
 
-def title_of(episode: Episode[Same]) -> str:
-    """What is so, in a line."""
-    return (
-        "Outputs in the shape of the inputs are the same for all of them, since step "
-        f"{episode.first_step}"
-    )
-
-
 def finding(episode: Episode[Same]) -> Finding:
     """What is reported of it."""
     facts = episode.facts
@@ -127,7 +119,10 @@ def finding(episode: Episode[Same]) -> Finding:
         kind="layer.dead",
         key="reconstruction",
         severity="warning",
-        title=title_of(episode),
+        title=(
+            "Outputs in the shape of the inputs are the same for all of them, since step "
+            f"{episode.first_step}"
+        ),
         cause=(
             "The model returns something in the shape of what it is given, and for all samples of "
             f"a batch nearly the same: the directions have a spread of {number(facts.spread)}, "

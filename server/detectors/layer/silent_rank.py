@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +12,7 @@ from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Number, Observations, Policy
 from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.walking import rows_by_step
 from rankscope.server.detectors.wording import count
 from rankscope.server.window import Window
 
@@ -62,8 +62,7 @@ class SilentRanks:
 
     def take(self, window: Window) -> None:
         """Goes through the norms of a window."""
-        at, losses = rank_rows(window, "loss")
-        known: Mapping[int, np.ndarray] = dict(zip(at.tolist(), losses, strict=True))
+        known = rows_by_step(window, "loss")
         for step, norms in zip(*rank_rows(window, "grad_norm"), strict=True):
             self._step(int(step), window.ranks, norms, known.get(int(step)))
 
@@ -103,13 +102,6 @@ class SilentRanks:
             for rank, course in sorted(self.ranks.items())
             for episode in course.watch.take(last_step)
         ]
-
-    def open(self, step: int) -> Finding | None:
-        """The first one that is not over at a step."""
-        for rank, course in sorted(self.ranks.items()):
-            if (episode := course.watch.open(step)) is not None:
-                return _finding(rank, episode)
-        return None
 
 
 def _finding(rank: int, episode: Episode[None]) -> Finding:

@@ -121,15 +121,6 @@ class Bottomless:
         return min(powers)
 
 
-def title_of(episode: Episode[Falls]) -> str:
-    """What has happened, in a line."""
-    facts = episode.facts
-    return (
-        f"The loss falls below every bound since step {episode.first_step}: from a size of "
-        f"{number(facts.size)} to {number(facts.now)}"
-    )
-
-
 def finding(episode: Episode[Falls], *, game: bool) -> Finding:
     """What is reported of it."""
     facts = episode.facts
@@ -137,7 +128,10 @@ def finding(episode: Episode[Falls], *, game: bool) -> Finding:
         kind="loss.diverging",
         key="below",
         severity="info" if game else "critical",
-        title=title_of(episode),
+        title=(
+            f"The loss falls below every bound since step {episode.first_step}: from a size of "
+            f"{number(facts.size)} to {number(facts.now)}"
+        ),
         cause=sentences(
             f"It fell with the power {number(facts.power)} of the number of steps, and the "
             f"parameters have grown {number(facts.grown)}-fold: the further it falls, the faster."

@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.loss import bottomless
 from rankscope.server.detectors.loss.bottomless import Bottomless
 from rankscope.server.detectors.loss.sign import LossSign
-from rankscope.server.detectors.policy import Blocks, Policy, RisePolicy, Share, Sigmas, Times
+from rankscope.server.detectors.policy import Blocks, RisePolicy, Share, Sigmas, Times
 from rankscope.server.detectors.profiles import TURNS
 from rankscope.server.detectors.statistics import (
     BLOCK,
@@ -26,8 +25,10 @@ from rankscope.server.detectors.statistics import (
     median_error,
     robust_sigma,
 )
-from rankscope.server.detectors.wording import count, number, percent, sentences
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.detectors.waiting import too_few
+from rankscope.server.detectors.walking import mean_by_step
+from rankscope.server.detectors.wording import number, percent, sentences
+from rankscope.server.window import Check, Window
 
 # Blocks that are remembered.
 _BLOCKS = 24
@@ -158,21 +159,16 @@ class LossDiverging(Detector[DivergingState]):
         it found too large a step after at most 60 steps.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("loss.diverging",)
-    of_one_task: ClassVar[bool] = True
-    needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = ("lr", "weight_norm", *Phases.SERIES)
+    kinds = ("loss.diverging",)
+    of_one_task = True
+    needs = ("loss",)
+    wants = ("lr", "weight_norm", *Phases.SERIES)
 
-    policies: ClassVar[type[Policy]] = DivergingPolicy
     policy: DivergingPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
         """Blocks in a row, of a loss that stays away."""
         return (Reach(self.needs, BLOCK * self.policy.blocks, LASTS, moves="at all"),)
-
-    def start(self) -> DivergingState:
-        """Nothing seen yet."""
-        return DivergingState()
 
     def advance(self, window: Window, state: DivergingState) -> Outcome:
         """Takes the window's losses block by block."""
@@ -183,9 +179,7 @@ class LossDiverging(Detector[DivergingState]):
         if turns and state.game_since is None:
             state.game_since = min(turns)
         steps, means = mean_over_ranks(window, "loss")
-        norms = dict(
-            zip(*(a.tolist() for a in mean_over_ranks(window, "weight_norm")), strict=True)
-        )
+        norms = mean_by_step(window, "weight_norm")
         for step, value in zip(steps.tolist(), means.tolist(), strict=True):
             state.bottomless.norm(norms.get(step, math.nan))
             state.unmeasured.push(step, finite=math.isfinite(value))
@@ -315,25 +309,17 @@ class LossDiverging(Detector[DivergingState]):
         )
 
     def _check(self, state: DivergingState) -> Check:
-        if state.incident is not None:
-            return Check(Status.OPEN, f"{self._finding(state.incident).title}.")
-        if (below := state.bottomless.watch.current) is not None and below.holding:
-            return Check(Status.OPEN, f"{bottomless.title_of(below)}.")
         if state.unmeasured.lasting:
             since = state.unmeasured.since
             why = f"The loss is not finite since step {since}: from then on it shows nothing."
-            return Check(Status.INSUFFICIENT_DATA, why)
+            return Check.insufficient(why)
         progress = state.progress
         if len(state.blocks) < self.policy.evidence:
             need = 10 * self.policy.evidence
-            return Check(
-                Status.INSUFFICIENT_DATA,
-                f"{count(progress.count, 'finite loss value')} of {need} needed.",
-            )
-        return Check(
-            Status.OK,
+            return too_few(progress.count, "finite loss value", need)
+        return Check.ok(
             f"The loss came from {number(progress.start)} to {number(progress.best)} at best "
-            f"(step {progress.best_step}) and is at {number(state.blocks[-1].median)}.",
+            f"(step {progress.best_step}) and is at {number(state.blocks[-1].median)}."
         )
 
     def _played(self, incident: _Diverging) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from rankscope.server.detectors.incident import AGREED_UNTIL
 from rankscope.server.detectors.policy import Observations, Policy, Share, Times
 from rankscope.server.detectors.statistics import Spacing, rank_rows
 from rankscope.server.detectors.wording import count, if_several, number, sentences
-from rankscope.server.window import Check, Float64, Status, Window
+from rankscope.server.window import Check, Float64, Window
 
 # Steps from one loss to the next up to which a step is seen by itself.
 _NEXT = 1.5
@@ -106,11 +105,11 @@ class LossDropped(Detector[DroppedState]):
         its extreme).
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("loss.dropped",)
-    of_one_task: ClassVar[bool] = True
-    needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = tuple(Phases.SERIES)
-    effects: ClassVar[tuple[Rule, ...]] = (
+    kinds = ("loss.dropped",)
+    of_one_task = True
+    needs = ("loss",)
+    wants = tuple(Phases.SERIES)
+    effects = (
         Rule(
             root=("loss.rescaled", "mode.", "data.", "update.", "rank.failed", "gradient."),
             consequence=("loss.dropped",),
@@ -125,7 +124,6 @@ class LossDropped(Detector[DroppedState]):
             why="from that step on the model is trained on something easier",
         ),
     )
-    policies: ClassVar[type[Policy]] = DroppedPolicy
     policy: DroppedPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
@@ -171,7 +169,7 @@ class LossDropped(Detector[DroppedState]):
                 state.watch.bad(step, found, first_step=at)
                 _forget(state)
         findings = [_finding(e) for e in state.watch.take(window.last_step)]
-        return Outcome({"loss.dropped": self._check(window, state)}, tuple(findings))
+        return Outcome({"loss.dropped": self._check(state)}, tuple(findings))
 
     def _found(self, state: DroppedState) -> Drop | None:
         policy, n = self.policy, self.policy.before
@@ -210,19 +208,16 @@ class LossDropped(Detector[DroppedState]):
         else:
             state.watch.bad(step, facts)
 
-    def _check(self, window: Window, state: DroppedState) -> Check:
-        episode = state.watch.open(window.last_step)
-        if episode is not None:
-            return Check(Status.OPEN, f"{_finding(episode).title}.")
+    def _check(self, state: DroppedState) -> Check:
         if state.signed:
             why = "Of losses that are not positive it cannot be said by which factor they fall."
-            return Check(Status.NOT_APPLICABLE, why)
+            return Check.not_applicable(why)
         if not state.watch.judged:
             need = self.policy.before + self.policy.after
             why = f"{count(len(state.steps), 'loss value')} of {need} in a row needed."
-            return Check(Status.INSUFFICIENT_DATA, why)
+            return Check.insufficient(why)
         why = f"{count(state.watch.judged, 'step')} judged: the loss was never halved at one step."
-        return Check(Status.OK, why)
+        return Check.ok(why)
 
 
 def _forget(state: DroppedState) -> None:

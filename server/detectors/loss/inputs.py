@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy
 from rankscope.server.detectors.profiles import TURNS
+from rankscope.server.detectors.waiting import too_few
 from rankscope.server.detectors.walking import together
 from rankscope.server.detectors.wording import count, number
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # Series -> the value that is as it should be.
 _RIGHT: Mapping[str, float] = {
@@ -86,19 +86,14 @@ class LossInputs(Detector[InputsState]):
         target sizes that differ, which is given once and not at all by losses written by hand.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("loss.mismatch",)
-    policies: ClassVar[type[Policy]] = InputsPolicy
-    wants: ClassVar[tuple[str, ...]] = tuple(_RIGHT)
+    kinds = ("loss.mismatch",)
+    wants = tuple(_RIGHT)
 
     policy: InputsPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
         """Samples of any of them: a run has the losses of one sort or the other."""
         return (Reach(self.wants, self.policy.in_a_row, TO_THE_END),)
-
-    def start(self) -> InputsState:
-        """Nothing seen yet."""
-        return InputsState()
 
     def advance(self, window: Window, state: InputsState) -> Outcome:
         """Goes through the samples step by step."""
@@ -111,7 +106,7 @@ class LossInputs(Detector[InputsState]):
             for name, given in state.given.items()
             for e in given.watch.take(window.last_step)
         )
-        return Outcome({"loss.mismatch": self._check(window, state)}, findings)
+        return Outcome({"loss.mismatch": self._check(state)}, findings)
 
     def _take(self, step: int, value: float, wrong: bool, given: Given) -> None:
         given.judged += 1
@@ -124,21 +119,14 @@ class LossInputs(Detector[InputsState]):
         if given.run >= self.policy.in_a_row:
             given.watch.bad(step, value, first_step=given.since).facts = value
 
-    def _check(self, window: Window, state: InputsState) -> Check:
-        for name, given in state.given.items():
-            episode = given.watch.open(window.last_step)
-            if episode is not None:
-                return Check(
-                    Status.OPEN, f"{_finding(name, episode, given, turns=state.turns).title}."
-                )
+    def _check(self, state: InputsState) -> Check:
         judged = max(given.judged for given in state.given.values())
         if not judged:
             why = "No loss function of torch's was seen whose scores or shapes can be checked."
-            return Check(Status.MISSING_INPUT, why)
+            return Check.missing(why)
         if judged < self.policy.in_a_row:
-            why = f"{count(judged, 'sampled loss')} of {self.policy.in_a_row} needed."
-            return Check(Status.INSUFFICIENT_DATA, why)
-        return Check(Status.OK, f"Scores and shapes were right at {count(judged, 'sampled step')}.")
+            return too_few(judged, "sampled loss", self.policy.in_a_row)
+        return Check.ok(f"Scores and shapes were right at {count(judged, 'sampled step')}.")
 
 
 def _finding(name: str, episode: Episode[float], given: Given, *, turns: bool) -> Finding:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.origin import FOLLOWS, Origin, go_back, reports
-from rankscope.server.detectors.policy import Observations, Policy, RisePolicy, Times
+from rankscope.server.detectors.policy import Observations, RisePolicy, Times
 from rankscope.server.detectors.statistics import (
     Progress,
     Spacing,
@@ -21,7 +20,7 @@ from rankscope.server.detectors.statistics import (
     rank_rows,
 )
 from rankscope.server.detectors.wording import count, if_several, number, ranks, sentences
-from rankscope.server.window import Check, Occurrence, Status, Window
+from rankscope.server.window import Check, Occurrence, Window
 
 # Steps with finite losses after one that was not, which show that parameters are not lost: where
 # they are, no loss of any rank is finite, unless it is of a few that most batches do not use.
@@ -102,17 +101,12 @@ class LossNonFinite(Detector[NonFiniteState]):
         and trl#6702 on losses that were replaced before they were logged.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("loss.nonfinite",)
-    lasting: ClassVar[str] = "what is not finite gets into the parameters and stays there"
-    needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = ("lr", "grad_norm")
+    kinds = ("loss.nonfinite",)
+    lasting = "what is not finite gets into the parameters and stays there"
+    needs = ("loss",)
+    wants = ("lr", "grad_norm")
 
-    policies: ClassVar[type[Policy]] = NonFinitePolicy
     policy: NonFinitePolicy
-
-    def start(self) -> NonFiniteState:
-        """Nothing seen yet."""
-        return NonFiniteState()
 
     def advance(self, window: Window, state: NonFiniteState) -> Outcome:
         """Looks at every rank's loss at every step of the window."""
@@ -199,16 +193,15 @@ class LossNonFinite(Detector[NonFiniteState]):
 
     def _check(self, state: NonFiniteState) -> Check:
         if state.incident is not None:
-            return Check(
-                Status.OPEN,
+            return Check.open(
                 f"{count(state.bad_points, 'loss value')} of {count(state.points, 'value')} were "
-                f"not finite, the last at step {state.incident.last_step}.",
+                f"not finite, the last at step {state.incident.last_step}."
             )
         if not state.points:
-            return Check(Status.INSUFFICIENT_DATA, "No loss has been posted yet.")
+            return Check.insufficient("No loss has been posted yet.")
         some = f"; {state.bad_points:,} before were not" if state.bad_points else ""
         judged = f"{count(state.points, 'loss value')} of {count(state.ranks, 'rank')}"
-        return Check(Status.OK, f"{judged}: finite{some}.")
+        return Check.ok(f"{judged}: finite{some}.")
 
     def _finding(self, incident: _NonFinite) -> Finding:
         what = "NaN" if math.isnan(incident.value) else "infinite"

@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -18,7 +17,6 @@ from rankscope.server.detectors.loss.repeating import FALLING, Repeats, Swing
 from rankscope.server.detectors.policy import (
     Count,
     Observations,
-    Policy,
     RisePolicy,
     Share,
     Signed,
@@ -35,8 +33,10 @@ from rankscope.server.detectors.statistics import (
     spectral_peak,
 )
 from rankscope.server.detectors.turns import Turns
-from rankscope.server.detectors.wording import count, number, sentences
-from rankscope.server.window import Check, Float64, Status, Window
+from rankscope.server.detectors.waiting import too_few
+from rankscope.server.detectors.walking import mean_by_step
+from rankscope.server.detectors.wording import number, sentences
+from rankscope.server.window import Check, Float64, Window
 
 # Series that may have the loss's period: why it swings.
 _BESIDE = ("lr", "input_rms", "explained_deviance")
@@ -193,12 +193,11 @@ class LossOscillating(Detector[OscillatingState]):
         curvature)). No window pair fired on 64 healthy runs.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("loss.oscillating",)
-    of_one_task: ClassVar[bool] = True
-    needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = _BESIDE
+    kinds = ("loss.oscillating",)
+    of_one_task = True
+    needs = ("loss",)
+    wants = _BESIDE
 
-    policies: ClassVar[type[Policy]] = OscillatingPolicy
     policy: OscillatingPolicy
 
     def __init__(self, policy: OscillatingPolicy | None = None) -> None:
@@ -222,7 +221,7 @@ class LossOscillating(Detector[OscillatingState]):
         findings: list[Finding] = []
         state.companions.take(window)
         for metric, known in state.beside.items():
-            known.update(zip(*(a.tolist() for a in mean_over_ranks(window, metric)), strict=True))
+            known.update(mean_by_step(window, metric))
         steps, means = mean_over_ranks(window, "loss")
         rounds, rows, _ = state.turns.rows(window, "loss")
         if state.turns.taken:
@@ -372,21 +371,14 @@ class LossOscillating(Detector[OscillatingState]):
         )
 
     def _check(self, state: OscillatingState) -> Check:
-        if state.incident is not None:
-            return Check(Status.OPEN, f"{self._finding(state.incident).title}.")
         if state.unmeasured.lasting:
             since = state.unmeasured.since
             why = f"The loss is not finite since step {since}: from then on it shows nothing."
-            return Check(Status.INSUFFICIENT_DATA, why)
+            return Check.insufficient(why)
         judged = [f"{s.windows} at scale {s.observations}" for s in state.scales if s.windows]
         if not judged:
-            return Check(
-                Status.INSUFFICIENT_DATA,
-                f"{count(state.progress.count, 'finite loss value')} of {self.policy.size} needed.",
-            )
-        return Check(
-            Status.OK, f"Windows of {self.policy.size} values judged: {', '.join(judged)}."
-        )
+            return too_few(state.progress.count, "finite loss value", self.policy.size)
+        return Check.ok(f"Windows of {self.policy.size} values judged: {', '.join(judged)}.")
 
     def _finding(self, incident: _Oscillating) -> Finding:
         swing, period = incident.swing, incident.period_steps

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -19,13 +18,13 @@ from rankscope.server.detectors.loss.flat import (
     nothing_of,
 )
 from rankscope.server.detectors.loss.plateau_policy import PlateauPolicy
-from rankscope.server.detectors.policy import Policy
 from rankscope.server.detectors.profiles import TURNS
 from rankscope.server.detectors.statistics import BLOCK, mann_kendall, robust_sigma
 from rankscope.server.detectors.visits import Visits
+from rankscope.server.detectors.waiting import too_few
 from rankscope.server.detectors.walking import median, noise_of_mean, together
 from rankscope.server.detectors.wording import count, number, percent
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # Standard deviations that none of the thousands of blocks of a run exceeds by chance.
 _BY_CHANCE = 4.0
@@ -115,11 +114,10 @@ class LossPlateau(Detector[PlateauState]):
         McFadden's pseudo R^2 (1974): 1 - loss / loss of the best constant answer.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("loss.plateau",)
-    of_one_task: ClassVar[bool] = True
-    policies: ClassVar[type[Policy]] = PlateauPolicy
-    needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = (
+    kinds = ("loss.plateau",)
+    of_one_task = True
+    needs = ("loss",)
+    wants = (
         "accuracy",
         "lr",
         "update_ratio",
@@ -174,7 +172,7 @@ class LossPlateau(Detector[PlateauState]):
             ):
                 self._judge(step, state)
         findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
-        return Outcome({"loss.plateau": _check(window, state, self.policy)}, findings)
+        return Outcome({"loss.plateau": _check(state, self.policy)}, findings)
 
     def _remember(self, row: dict[str, float], state: PlateauState) -> None:
         if "lr" in row:
@@ -395,29 +393,23 @@ class LossPlateau(Detector[PlateauState]):
             facts.knew = max(share for _, share in state.known[:at])
 
 
-def _check(window: Window, state: PlateauState, policy: PlateauPolicy) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
+def _check(state: PlateauState, policy: PlateauPolicy) -> Check:
     if state.signed:
         why = "The loss changes its sign: it is a surrogate, and need not fall."
-        return Check(Status.NOT_APPLICABLE, why)
+        return Check.not_applicable(why)
     if state.moved:
         first = number(float(np.mean(state.first)))
-        return Check(Status.OK, f"The loss has fallen from {first} to {number(state.last[-1])}.")
+        return Check.ok(f"The loss has fallen from {first} to {number(state.last[-1])}.")
     if state.total < policy.evidence:
-        why = f"{count(state.total, 'finite loss value')} of {policy.evidence} needed."
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return too_few(state.total, "finite loss value", policy.evidence)
     if state.unclear:
-        why = "Single losses scatter too much to show whether they have moved."
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return Check.insufficient("Single losses scatter too much to show whether they have moved.")
     if state.accuracies or state.updates:
-        return Check(Status.OK, "The loss has hardly moved, but what was learned before stays.")
-    why = (
+        return Check.ok("The loss has hardly moved, but what was learned before stays.")
+    return Check.insufficient(
         "The loss has hardly moved. Without an accuracy and `update_ratio` nothing shows whether "
         "it has not begun to learn or has nothing left to learn."
     )
-    return Check(Status.INSUFFICIENT_DATA, why)
 
 
 def _finding(episode: Episode[Flat], policy: PlateauPolicy) -> Finding:

@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -16,9 +15,10 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.history import Phases
 from rankscope.server.detectors.incident import AGREED_UNTIL
 from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas, Times
-from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
+from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.walking import mean_by_step, rows_by_step
 from rankscope.server.detectors.wording import count, if_several, number, sentences
-from rankscope.server.window import Check, Float64, Status, Window
+from rankscope.server.window import Check, Float64, Window
 
 # What follows a gradient from step to step, the nearest to `backward` first: clipping bounds the
 # last.
@@ -134,11 +134,11 @@ class LossRescaled(Detector[RescaledState]):
         extreme).
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("loss.rescaled",)
-    of_one_task: ClassVar[bool] = True
-    needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = (*_GRADIENTS, *_BESIDE, *Phases.SERIES)
-    effects: ClassVar[tuple[Rule, ...]] = (
+    kinds = ("loss.rescaled",)
+    of_one_task = True
+    needs = ("loss",)
+    wants = (*_GRADIENTS, *_BESIDE, *Phases.SERIES)
+    effects = (
         Rule(
             root=("loss.rescaled",),
             consequence=("loss.", "gradient.", "clipping.", "lr.", "update.", "metric.anomaly"),
@@ -147,7 +147,6 @@ class LossRescaled(Detector[RescaledState]):
             why="what is minimised is another multiple of the loss",
         ),
     )
-    policies: ClassVar[type[Policy]] = RescaledPolicy
     policy: RescaledPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
@@ -165,7 +164,7 @@ class LossRescaled(Detector[RescaledState]):
         state.phases.take(window)
         oldest = next(iter(state.steps), int(window.steps[0]) if len(window.steps) else 0)
         for name, known in state.beside.items():
-            known.update(zip(*(a.tolist() for a in mean_over_ranks(window, name)), strict=True))
+            known.update(mean_by_step(window, name))
             for old in [at for at in known if at < oldest]:
                 del known[old]
         for step, losses, norm in _paired(window, state):
@@ -191,7 +190,7 @@ class LossRescaled(Detector[RescaledState]):
                 state.watch.bad(step, found, first_step=at)
                 _forget(state)
         findings = [_finding(e) for e in state.watch.take(window.last_step)]
-        return Outcome({"loss.rescaled": self._check(window, state)}, tuple(findings))
+        return Outcome({"loss.rescaled": self._check(state)}, tuple(findings))
 
     def _found(self, state: RescaledState) -> Rescaling | None:
         policy = self.policy
@@ -267,22 +266,17 @@ class LossRescaled(Detector[RescaledState]):
         else:
             state.watch.good(step)
 
-    def _check(self, window: Window, state: RescaledState) -> Check:
-        episode = state.watch.open(window.last_step)
-        if episode is not None:
-            return Check(Status.OPEN, f"{_finding(episode).title}.")
+    def _check(self, state: RescaledState) -> Check:
         if not state.series:
-            return Check(Status.INSUFFICIENT_DATA, "No gradient norm is known beside the loss.")
+            return Check.insufficient("No gradient norm is known beside the loss.")
         if not state.watch.judged:
             need = self.policy.before + self.policy.after
-            return Check(
-                Status.INSUFFICIENT_DATA,
-                f"{count(len(state.steps), 'observation')} of {need} needed, with a gradient norm.",
+            return Check.insufficient(
+                f"{count(len(state.steps), 'observation')} of {need} needed, with a gradient norm."
             )
-        return Check(
-            Status.OK,
+        return Check.ok(
             f"{count(state.watch.judged, 'step')} judged: loss and gradient norm never changed by "
-            "one factor.",
+            "one factor."
         )
 
 
@@ -291,8 +285,7 @@ def _paired(window: Window, state: RescaledState) -> list[tuple[int, Float64, fl
     steps, losses = rank_rows(window, "loss")
     known: Mapping[int, Float64] = {}
     for name in (state.series,) if state.series else _GRADIENTS:
-        at, norms = rank_rows(window, name)
-        known = dict(zip(at.tolist(), norms, strict=True))
+        known = rows_by_step(window, name)
         if known:
             state.series = name
             break

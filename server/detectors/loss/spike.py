@@ -162,6 +162,7 @@ class LossSpike(Detector[SpikeState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("loss.spike",)
     of_one_task: ClassVar[bool] = True
+    reports_open: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     wants: ClassVar[tuple[str, ...]] = ("lr", "grad_norm", MARK, *SERIES, *Phases.SERIES)
 

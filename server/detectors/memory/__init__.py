@@ -1,5 +1,1 @@
 """Memory that the processes of a run use."""
-
-from rankscope.server.detectors.memory.growing import MemoryGrowing
-
-__all__ = ["MemoryGrowing"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from rankscope.server.detectors.policy import Bytes, Observations, Policy, Share
 from rankscope.server.detectors.restarts import passed
 from rankscope.server.detectors.statistics import Spacing, rank_rows
 from rankscope.server.detectors.wording import agree, count, if_several, ranks, sentences, size
-from rankscope.server.window import Check, Float64, Int64, Status, Window
+from rankscope.server.window import Check, Float64, Int64, Window
 
 _RESIDENT, _DEVICE = "process_resident_memory_bytes", "cuda_memory_allocated_bytes"
 # Of resident memory, pages of files: the system takes them back where it needs room.
@@ -192,19 +191,14 @@ class MemoryGrowing(Detector[GrowingState]):
         Sen (1968); effective numbers of related values: Bayley & Hammersley (1946).
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("memory.growing",)
-    needs: ClassVar[tuple[str, ...]] = (_RESIDENT,)
-    wants: ClassVar[tuple[str, ...]] = (_DEVICE, _FILES, _EPOCH)
-    policies: ClassVar[type[Policy]] = GrowingPolicy
+    kinds = ("memory.growing",)
+    needs = (_RESIDENT,)
+    wants = (_DEVICE, _FILES, _EPOCH)
     policy: GrowingPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
         """As many observations as it counts from."""
         return (Reach((_RESIDENT,), self.policy.observed, TO_THE_END),)
-
-    def start(self) -> GrowingState:
-        """Nothing seen yet."""
-        return GrowingState()
 
     def advance(self, window: Window, state: GrowingState) -> Outcome:
         """Goes through the observations of each series."""
@@ -219,7 +213,7 @@ class MemoryGrowing(Detector[GrowingState]):
                 self._observe(window, state, name, step, row)
             findings += [_finding(name, episode) for episode in track.watch.take(window.last_step)]
         findings.sort(key=lambda finding: finding.seen_step)
-        return Outcome({"memory.growing": self._check(window, state)}, tuple(findings))
+        return Outcome({"memory.growing": self._check(state)}, tuple(findings))
 
     def _observe(
         self, window: Window, state: GrowingState, name: str, step: int, row: Float64
@@ -289,21 +283,16 @@ class MemoryGrowing(Detector[GrowingState]):
             return _is_soon(facts, step, self.policy) and facts.exhausted < began + epoch
         return track.observed >= self.policy.observed or _is_soon(facts, step, self.policy)
 
-    def _check(self, window: Window, state: GrowingState) -> Check:
-        for name, track in state.tracks.items():
-            episode = track.watch.open(window.last_step)
-            if episode is not None:
-                return Check(Status.OPEN, f"{_finding(name, episode).title}.")
+    def _check(self, state: GrowingState) -> Check:
         track = state.tracks[_RESIDENT]
         if track.points < self.policy.points:
             least = (self.policy.points + self.policy.skipped) * Minima().size
             why = f"{count(track.observed, 'observation')} of {least} of the memory in use."
-            return Check(Status.INSUFFICIENT_DATA, why)
+            return Check.insufficient(why)
         device = " and of its device" if state.tracks[_DEVICE].points >= self.policy.points else ""
-        return Check(
-            Status.OK,
+        return Check.ok(
             f"The memory of each process{device} was followed over "
-            f"{count(track.observed, 'observation')}.",
+            f"{count(track.observed, 'observation')}."
         )
 
 

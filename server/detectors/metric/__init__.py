@@ -1,5 +1,1 @@
 """Questions that are asked of every recorded series, whatever its name."""
-
-from rankscope.server.detectors.metric.anomaly import MetricAnomaly
-
-__all__ = ["MetricAnomaly"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -17,10 +16,9 @@ from rankscope.server.detectors.metric.past import Past
 from rankscope.server.detectors.metric.peers import BLOCK, LEAST, Peers
 from rankscope.server.detectors.metric.series import is_asked, is_clock, is_logged
 from rankscope.server.detectors.metric.silence import Silence
-from rankscope.server.detectors.policy import Policy
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import if_several
-from rankscope.server.window import Bool, Check, Float64, Int64, Status, Window
+from rankscope.server.window import Bool, Check, Float64, Int64, Window
 
 # Series that are judged, of many ranks fewer: a run may have thousands, and each takes up to 1 KB
 # for a rank. The training's own come first.
@@ -157,10 +155,10 @@ class MetricAnomaly(Detector[AnomalyState]):
         (1993).
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("metric.anomaly",)
-    wants: ClassVar[tuple[str, ...]] = ("*",)
-    lasting: ClassVar[str] = "what it answers says how many series had enough values to be judged"
-    effects: ClassVar[tuple[Rule, ...]] = (
+    kinds = ("metric.anomaly",)
+    wants = ("*",)
+    lasting = "what it answers says how many series had enough values to be judged"
+    effects = (
         Rule(
             root=_NAMED,
             consequence=("metric.anomaly",),
@@ -169,12 +167,7 @@ class MetricAnomaly(Detector[AnomalyState]):
         ),
     )
 
-    policies: ClassVar[type[Policy]] = MetricPolicy
     policy: MetricPolicy
-
-    def start(self) -> AnomalyState:
-        """Nothing seen yet."""
-        return AnomalyState()
 
     def advance(self, window: Window, state: AnomalyState) -> Outcome:
         """Asks every series."""
@@ -307,20 +300,17 @@ class MetricAnomaly(Detector[AnomalyState]):
 
     def _check(self, window: Window, state: AnomalyState) -> Check:
         if state.incidents:
-            return Check(Status.OPEN, f"{finding(state.incidents[-1]).title}.")
+            return Check.open(f"{finding(state.incidents[-1]).title}.")
         judged = sum(max(t.beside.made, t.alone.made) > LEAST for t in state.tracks.values())
         if not judged:
-            return Check(
-                Status.INSUFFICIENT_DATA,
+            return Check.insufficient(
                 f"No series has {(LEAST + 1) * BLOCK} values yet, of which the first "
-                f"{LEAST * BLOCK} say what is usual.",
+                f"{LEAST * BLOCK} say what is usual."
             )
         left = f"; {len(state.left)} more are not" if state.left else ""
         peers = if_several(window.world_size, "ranks are exchangeable, and")
-        return Check(
-            Status.OK,
-            f"{judged} of {len(state.tracks)} series judged:{peers} series go on as they did"
-            f"{left}.",
+        return Check.ok(
+            f"{judged} of {len(state.tracks)} series judged:{peers} series go on as they did{left}."
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.walking import rows_by_step
 from rankscope.server.window import Window
 
 SERIES = ("push_worker", "push_staleness")
@@ -36,8 +37,7 @@ class Push:
 def pushes(window: Window) -> Iterator[Push]:
     """All pushes of a window, in the order in which they were applied."""
     steps, workers = rank_rows(window, SERIES[0])
-    other, stale = rank_rows(window, SERIES[1])
-    staleness = dict(zip(other.tolist(), stale, strict=True))
+    staleness = rows_by_step(window, SERIES[1])
     for step, row in zip(steps.tolist(), workers, strict=True):
         lags = staleness.get(step)
         for column in np.flatnonzero(np.isfinite(row)).tolist():

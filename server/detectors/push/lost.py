@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.episode import Episode, Watch
@@ -12,7 +11,7 @@ from rankscope.server.detectors.policy import Observations, Policy, Steps
 from rankscope.server.detectors.push.applied import SERIES, pushes
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import agree, count
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +93,11 @@ class PushLost(Detector[LostState]):
         section 4.2: vector clocks against lost and repeated messages.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("push.lost",)
-    lasting: ClassVar[str] = "pushes are counted on both sides, whatever is recorded"
-    wants: ClassVar[tuple[str, ...]] = (*SERIES, "pushes")
-    min_ranks: ClassVar[int] = 2
-    policies: ClassVar[type[Policy]] = LostPolicy
+    kinds = ("push.lost",)
+    lasting = "pushes are counted on both sides, whatever is recorded"
+    wants = (*SERIES, "pushes")
+    min_ranks = 2
     policy: LostPolicy
-
-    def start(self) -> LostState:
-        """Nobody has pushed."""
-        return LostState()
 
     def advance(self, window: Window, state: LostState) -> Outcome:
         """Goes through pushes and reports, version by version."""
@@ -126,7 +120,7 @@ class PushLost(Detector[LostState]):
             for _, account in sorted(state.accounts.items())
             for episode in account.watch.take(window.last_step)
         ]
-        return Outcome({"push.lost": _check(window, state)}, tuple(findings))
+        return Outcome({"push.lost": _check(state)}, tuple(findings))
 
     def _account(self, state: LostState, worker: int) -> Account:
         known = state.accounts.get(worker)
@@ -210,12 +204,8 @@ def _finding(episode: Episode[Missing]) -> Finding:
     )
 
 
-def _check(window: Window, state: LostState) -> Check:
-    for account in state.accounts.values():
-        episode = account.watch.open(window.last_step)
-        if episode is not None:
-            return Check(Status.OPEN, f"{_finding(episode).title}.")
+def _check(state: LostState) -> Check:
     reported = sum(account.applied > 0 for account in state.accounts.values())
     if not reported or not state.judged:
-        return Check(Status.NOT_APPLICABLE, "No parameter server has reported a push.")
-    return Check(Status.OK, f"What {count(reported, 'worker')} pushed was applied, once each.")
+        return Check.not_applicable("No parameter server has reported a push.")
+    return Check.ok(f"What {count(reported, 'worker')} pushed was applied, once each.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Steps, Times
 from rankscope.server.detectors.push.applied import SERIES, Push, pushes
 from rankscope.server.detectors.wording import count, number, sentences
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,6 @@ class Pace:
 class StaleState:
     """Attributes: judged pushes; what is remembered of each worker."""
 
-    steps: int = 0
     judged: int = 0
     most: int = 0
     paces: dict[int, Pace] = field(default_factory=dict)
@@ -114,12 +112,11 @@ class PushStale(Detector[StaleState]):
         staleness around N.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("push.stale",)
-    lasting: ClassVar[str] = "every push is reported with its version"
-    wants: ClassVar[tuple[str, ...]] = SERIES
-    min_ranks: ClassVar[int] = 2
-    policies: ClassVar[type[Policy]] = StalePolicy
-    effects: ClassVar[tuple[Rule, ...]] = (
+    kinds = ("push.stale",)
+    lasting = "every push is reported with its version"
+    wants = SERIES
+    min_ranks = 2
+    effects = (
         Rule(
             root=("push.stale",),
             consequence=("rank.loss_outlier", "rank.gradient_outlier"),
@@ -134,13 +131,8 @@ class PushStale(Detector[StaleState]):
     )
     policy: StalePolicy
 
-    def start(self) -> StaleState:
-        """Nobody has pushed."""
-        return StaleState()
-
     def advance(self, window: Window, state: StaleState) -> Outcome:
         """Goes through the pushes as they were applied."""
-        state.steps += len(window.steps)
         for push in pushes(window):
             self._push(push, state)
         findings = [
@@ -148,7 +140,7 @@ class PushStale(Detector[StaleState]):
             for _, pace in sorted(state.paces.items())
             for episode in pace.watch.take(window.last_step)
         ]
-        return Outcome({"push.stale": _check(window, state)}, tuple(findings))
+        return Outcome({"push.stale": _check(state)}, tuple(findings))
 
     def _push(self, push: Push, state: StaleState) -> None:
         policy = self.policy
@@ -218,15 +210,10 @@ def _finding(episode: Episode[Old]) -> Finding:
     )
 
 
-def _check(window: Window, state: StaleState) -> Check:
-    for pace in state.paces.values():
-        episode = pace.watch.open(window.last_step)
-        if episode is not None:
-            return Check(Status.OPEN, f"{_finding(episode).title}.")
+def _check(state: StaleState) -> Check:
     if not state.judged:
-        return Check(Status.NOT_APPLICABLE, "No parameter server has reported a push.")
-    return Check(
-        Status.OK,
+        return Check.not_applicable("No parameter server has reported a push.")
+    return Check.ok(
         f"{count(state.judged, 'gradient')} of {count(len(state.paces), 'worker')} came, the "
-        f"oldest {count(state.most, 'version')} old.",
+        f"oldest {count(state.most, 'version')} old."
     )

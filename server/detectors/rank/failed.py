@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.effects import EPISODE, Rule
+from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import Policy, Seconds, Times
 from rankscope.server.detectors.rank.endings import Ending, ending_of, first_line
 from rankscope.server.detectors.wording import agree, count, if_several, listing, ranks, sentences
-from rankscope.server.window import Check, RankLiveness, Status, Window
+from rankscope.server.window import Check, RankLiveness, Window
 
 # Letters of an error in a title and in a sentence.
 _TITLE, _SENTENCE = 80, 240
@@ -83,9 +83,9 @@ class RankFailed(Detector[FailedState]):
         torch.distributed.elastic's error propagation: the first failure is the root cause.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("rank.failed",)
-    lasting: ClassVar[str] = "each rank says for itself how it ended"
-    effects: ClassVar[tuple[Rule, ...]] = (
+    kinds = ("rank.failed",)
+    lasting = "each rank says for itself how it ended"
+    effects = (
         Rule(
             root=("rank.silent", "rank.stalled"),
             consequence=("rank.failed",),
@@ -105,12 +105,7 @@ class RankFailed(Detector[FailedState]):
         ),
     )
 
-    policies: ClassVar[type[Policy]] = FailedPolicy
     policy: FailedPolicy
-
-    def start(self) -> FailedState:
-        """Nobody has failed."""
-        return FailedState()
 
     def advance(self, window: Window, state: FailedState) -> Outcome:
         """Looks at how the ranks ended."""
@@ -129,13 +124,13 @@ class RankFailed(Detector[FailedState]):
     ) -> tuple[Finding | None, Check]:
         if not liveness:
             why = "No rank has been heard of yet."
-            return None, Check(Status.INSUFFICIENT_DATA, why)
+            return None, Check.insufficient(why)
         failures = sorted(
             (_failure(life, state) for life in liveness if life.state == "failed"),
             key=lambda failure: (failure.at, failure.rank),
         )
         if not failures:
-            return None, Check(Status.OK, "No rank has said that it failed.")
+            return None, Check.ok("No rank has said that it failed.")
         own = [failure for failure in failures if failure.ending is Ending.OWN]
         running = [life for life in liveness if life.state == "running"]
         if not own and running:
@@ -145,9 +140,9 @@ class RankFailed(Detector[FailedState]):
                     f"{_who(failures[:1])} ended ({first_line(failures[0].error)[:_SENTENCE]}); "
                     "what ended it is not known before the others are heard of."
                 )
-                return None, Check(Status.INSUFFICIENT_DATA, why)
+                return None, Check.insufficient(why)
         finding = _finding(window, liveness, failures, own)
-        return finding, Check(Status.OPEN, f"{finding.title}.")
+        return finding, Check.open(f"{finding.title}.")
 
     def _quiet(self, life: RankLiveness, now: float) -> bool:
         return now - life.last_seen > self.policy.heartbeats * life.heartbeat_seconds
@@ -181,18 +176,14 @@ def _finding(
         title = f"{_who(named)} failed in step {step}: {error[:_TITLE]}".rstrip(".")
         # Whoever calls `sys.exit` ends on purpose.
         severity = "warning" if error.startswith("SystemExit") else "critical"
-    return Finding(
+    return Incident.since(step, window.last_step).finding(
         kind="rank.failed",
         key="collective" if first.ending is Ending.COLLECTIVE else "",
         severity=severity,
         title=title,
-        seen_step=step,
-        last_step=max(window.last_step, step),
-        first_step=step,
         ranks=left or tuple(sorted(failure.rank for failure in named)),
         cause=_cause(first, named, rest, left, _restarts_left(window)),
         remedy=_remedy(first, step, left, window.world_size),
-        clear_after=0,
         evidence={
             "errors": {str(f.rank): first_line(f.error) for f in failures[:16]},
             "failed_ranks": [failure.rank for failure in (*named, *rest)],

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import ClassVar
 
 import numpy as np
 
@@ -17,14 +16,14 @@ from rankscope.server.detectors.effects import EPISODE, Rule
 from rankscope.server.detectors.history import RankHistory
 from rankscope.server.detectors.loss_weights import INPUTS, LossWeights
 from rankscope.server.detectors.peers import Change, PeerChange
-from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
+from rankscope.server.detectors.policy import Count, Observations, Share, Sigmas, Times
 from rankscope.server.detectors.rank.arithmetic import Arithmetic, ArithmeticPolicy
 from rankscope.server.detectors.rank.opposed import OpposedGradients
 from rankscope.server.detectors.rank.outlier_findings import GradientOutlier, gradient_finding
 from rankscope.server.detectors.statistics import Spacing, change_point, others_median, rank_rows
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count
-from rankscope.server.window import Check, Float64, Int64, Status, Window
+from rankscope.server.window import Check, Float64, Int64, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,6 @@ class GradientOutlierState:
     spacing: Spacing = field(default_factory=Spacing)
     far: int = -(2**62)
     firing: int = 0
-    steps: int = 0
     judged: int = 0
     offset: GradientOutlier | None = None
     bursting: dict[int, GradientOutlier] = field(default_factory=dict)
@@ -187,11 +185,11 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         Surgery for Multi-Task Learning: what tasks have against each other is a negative cosine.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("rank.gradient_outlier",)
-    needs: ClassVar[tuple[str, ...]] = ("grad_norm_local",)
-    wants: ClassVar[tuple[str, ...]] = ("loss", "samples", *INPUTS)
-    min_ranks: ClassVar[int] = 2
-    effects: ClassVar[tuple[Rule, ...]] = (
+    kinds = ("rank.gradient_outlier",)
+    needs = ("grad_norm_local",)
+    wants = ("loss", "samples", *INPUTS)
+    min_ranks = 2
+    effects = (
         Rule(
             root=("rank.gradient_outlier",),
             root_key="opposed",
@@ -202,7 +200,6 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         ),
     )
 
-    policies: ClassVar[type[Policy]] = GradientOutlierPolicy
     policy: GradientOutlierPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
@@ -226,7 +223,6 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
     def advance(self, window: Window, state: GradientOutlierState) -> Outcome:
         """Looks at every step at which all ranks report their norm."""
         findings: list[Finding] = []
-        state.steps += len(window.steps)
         for made in window.element_sums:
             state.arithmetic.observe(made)
         state.opposed.take(window)
@@ -278,9 +274,7 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
                 known.last_step = max(known.last_step, window.last_step)
             findings.append(gradient_finding(known, key))
         findings += state.arithmetic.take() + state.opposed.findings(window)
-        return Outcome(
-            {"rank.gradient_outlier": _check(window, state, self.policy)}, tuple(findings)
-        )
+        return Outcome({"rank.gradient_outlier": _check(state, self.policy)}, tuple(findings))
 
     def _judge(
         self,
@@ -479,18 +473,9 @@ def _onset(history: RankHistory, known: Int64, column: int) -> int:
     return int(steps[there][0] if abs(before) >= 0.5 * abs(after) else steps[there][at])
 
 
-def _check(window: Window, state: GradientOutlierState, policy: GradientOutlierPolicy) -> Check:
-    for key, known in state.present():
-        return Check(Status.OPEN, f"{gradient_finding(known, key).title}.")
-    for finding in state.arithmetic.take():
-        return Check(Status.OPEN, f"{finding.title}.")
-    if title := state.opposed.title(window.last_step):
-        return Check(Status.OPEN, f"{title}.")
+def _check(state: GradientOutlierState, policy: GradientOutlierPolicy) -> Check:
     if state.judged < policy.least:
-        return Check(
-            Status.INSUFFICIENT_DATA,
-            f"{count(state.judged, 'sample')} of {policy.least} at all ranks' local gradients.",
+        return Check.insufficient(
+            f"{count(state.judged, 'sample')} of {policy.least} at all ranks' local gradients."
         )
-    return Check(
-        Status.OK, f"Norms of the ranks' own gradients compared at {count(state.judged, 'step')}."
-    )
+    return Check.ok(f"Norms of the ranks' own gradients compared at {count(state.judged, 'step')}.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from rankscope.server.detectors.statistics import (
 from rankscope.server.detectors.turns import Turns
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count
-from rankscope.server.window import Check, Float64, Int64, Status, Window
+from rankscope.server.window import Check, Float64, Int64, Window
 
 _MAX_EARLIER = 64
 
@@ -157,12 +156,11 @@ class RankLossOutlier(Detector[LossOutlierState]):
         to 1) it never fired; it named the rank with random labels in all runs.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("rank.loss_outlier",)
-    needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = ("accuracy", "samples", *INPUTS)
-    min_ranks: ClassVar[int] = 2
+    kinds = ("rank.loss_outlier",)
+    needs = ("loss",)
+    wants = ("accuracy", "samples", *INPUTS)
+    min_ranks = 2
 
-    policies: ClassVar[type[Policy]] = LossOutlierPolicy
     policy: LossOutlierPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
@@ -447,18 +445,14 @@ class RankLossOutlier(Detector[LossOutlierState]):
         )
 
     def _check(self, state: LossOutlierState) -> Check:
-        if state.incident is not None:
-            return Check(Status.OPEN, f"{loss_finding(state.incident).title}.")
         if not state.windows:
-            return Check(
-                Status.INSUFFICIENT_DATA,
+            return Check.insufficient(
                 f"{count(len(state.losses), 'step')} with finite losses of two or more ranks; "
-                f"{self.policy.size} needed.",
+                f"{self.policy.size} needed."
             )
-        return Check(
-            Status.OK,
+        return Check.ok(
             f"{count(state.windows, 'window')} of {self.policy.size} steps: no rank's loss lies "
-            "off the others'.",
+            "off the others'."
         )
 
 

@@ -18,7 +18,8 @@ import numpy as np
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.data.batches import batch_digests
 from rankscope.server.detectors.episode import Condition, Episode, Watch
-from rankscope.server.detectors.statistics import Spacing, change_point, mean_over_ranks
+from rankscope.server.detectors.statistics import Spacing, change_point
+from rankscope.server.detectors.walking import mean_by_step
 from rankscope.server.detectors.wording import agree, number, ranks, sentences
 from rankscope.server.window import Float64, GradientProducts, Window
 
@@ -150,11 +151,7 @@ class OpposedGradients(Condition[Opposed]):
 
     def take(self, window: Window) -> None:
         """Takes the samples of a window, and judges them block by block."""
-        losses = [
-            pair
-            for pair in zip(*(a.tolist() for a in mean_over_ranks(window, "loss")), strict=True)
-            if math.isfinite(pair[1])
-        ]
+        losses = [pair for pair in mean_by_step(window, "loss").items() if math.isfinite(pair[1])]
         self.losses += losses[: _REMEMBERED - len(self.losses)]
         self._read(window)
         self._compare(window)

@@ -6,13 +6,12 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
-from rankscope.server.detectors.incident import AGREED_UNTIL
+from rankscope.server.detectors.incident import AGREED_UNTIL, Incident
 from rankscope.server.detectors.policy import Policy, Seconds, Times
 from rankscope.server.detectors.wording import agree, count, listing, ranks
-from rankscope.server.window import Check, RankLiveness, Status, Window
+from rankscope.server.window import Check, RankLiveness, Window
 
 # Of the ranks that never came, this many are named.
 _MOST_NAMED = 1024
@@ -92,17 +91,10 @@ class RankSilent(Detector[SilentState]):
         since 30 minutes (SageMaker `StalledTraining`) is too slow and any fixed figure wrong.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("rank.silent",)
-    lasting: ClassVar[str] = (
-        "it is judged by when a rank was last heard of, not by what is recorded"
-    )
+    kinds = ("rank.silent",)
+    lasting = "it is judged by when a rank was last heard of, not by what is recorded"
 
-    policies: ClassVar[type[Policy]] = SilentPolicy
     policy: SilentPolicy
-
-    def start(self) -> SilentState:
-        """Nobody heard of yet."""
-        return SilentState()
 
     def advance(self, window: Window, state: SilentState) -> Outcome:
         """Looks at when each rank was last heard of."""
@@ -204,14 +196,13 @@ class RankSilent(Detector[SilentState]):
 
     def _check(self, window: Window, gone: Sequence[int]) -> Check:
         if gone:
-            return Check(Status.OPEN, f"Nothing is heard of {ranks(gone)}.")
+            return Check.open(f"Nothing is heard of {ranks(gone)}.")
         if not window.liveness:
-            return Check(Status.INSUFFICIENT_DATA, "No rank has been heard of yet.")
+            return Check.insufficient("No rank has been heard of yet.")
         missing = window.world_size - len(window.liveness)
         if missing > 0:
-            return Check(
-                Status.INSUFFICIENT_DATA,
-                f"{count(len(window.liveness), 'rank')} of {window.world_size} have been heard of.",
+            return Check.insufficient(
+                f"{count(len(window.liveness), 'rank')} of {window.world_size} have been heard of."
             )
         quiet = [
             life.rank
@@ -221,13 +212,12 @@ class RankSilent(Detector[SilentState]):
         ]
         if quiet:
             after = " after another rank failed" * any(c.state == "failed" for c in window.liveness)
-            return Check(
-                Status.INSUFFICIENT_DATA,
+            return Check.insufficient(
                 f"Nothing is heard of {ranks(quiet)}{after} at the moment, and "
-                f"{'it has' if len(quiet) == 1 else 'they have'} not reported an end.",
+                f"{'it has' if len(quiet) == 1 else 'they have'} not reported an end."
             )
         who = "The only rank" if window.world_size == 1 else "Every rank"
-        return Check(Status.OK, f"{who} is heard of, or has said itself that it ended.")
+        return Check.ok(f"{who} is heard of, or has said itself that it ended.")
 
     def _finding(
         self, host: str, liveness: Sequence[RankLiveness], window: Window, state: SilentState
@@ -277,18 +267,14 @@ class RankSilent(Detector[SilentState]):
             f"Look at the exit code and the kernel log of {named}{on} (out of memory, device "
             f"errors), then restart from the last checkpoint before step {first}."
         )
-        return Finding(
+        return Incident.since(first, window.last_step).finding(
             kind="rank.silent",
             key=f"host:{host}",
             severity="critical" if failed or longest >= self.policy.critical_after else "warning",
             title=f"{named.capitalize()} {has} gone silent, last complete step {first - 1}",
-            seen_step=first,
-            last_step=max(window.last_step, first),
-            first_step=first,
             ranks=who,
             cause=cause,
             remedy=remedy,
-            clear_after=0,
             evidence={
                 "silent_seconds": {str(rank): round(silence[rank], 1) for rank in who},
                 "allowed_seconds": {str(rank): round(allowed[rank], 1) for rank in who},
@@ -306,14 +292,11 @@ class RankSilent(Detector[SilentState]):
         missing = window.world_size - len(window.liveness)
         named = ranks(unseen) if missing <= len(unseen) else f"{missing:,} ranks"
         seen = [life.rank for life in window.liveness]
-        return Finding(
+        return Incident.since(0, window.last_step).finding(
             kind="rank.silent",
             key="unseen",
             severity="warning",
             title=f"{named.capitalize()} of {window.world_size} never reported",
-            seen_step=0,
-            last_step=max(window.last_step, 0),
-            first_step=0,
             ranks=unseen,
             cause=(
                 f"The job declares {window.world_size} ranks; {ranks(seen)} reported, and "
@@ -326,7 +309,6 @@ class RankSilent(Detector[SilentState]):
                 f"output of {named} for a warning of the agent, and check that RANKSCOPE_SERVER "
                 "can be reached from there and that RANKSCOPE_RUN is the same."
             ),
-            clear_after=0,
             evidence={
                 "waited_seconds": round(state.waited_for_all, 1),
                 "ranks_heard": seen,
@@ -371,7 +353,7 @@ def _job_finding(liveness: Sequence[RankLiveness], window: Window, state: Silent
             f"All ranks fell silent within {max(seen) - min(seen):.0f} s, so that nothing shows "
             "which one was first"
         )
-    return Finding(
+    return Incident.since(first, window.last_step).finding(
         kind="rank.silent",
         key="job",
         severity="warning",
@@ -379,9 +361,6 @@ def _job_finding(liveness: Sequence[RankLiveness], window: Window, state: Silent
             f"{named.capitalize()} {'has' if one else 'have all'} gone silent, last complete step "
             f"{first - 1}"
         ),
-        seen_step=first,
-        last_step=max(window.last_step, first),
-        first_step=first,
         ranks=who,
         cause=(
             f"{named.capitalize()} {'has' if one else 'have'} said nothing for "
@@ -394,7 +373,6 @@ def _job_finding(liveness: Sequence[RankLiveness], window: Window, state: Silent
             f"restart from the last checkpoint before step {first}. Where the job still runs, its "
             "server cannot be reached."
         ),
-        clear_after=0,
         evidence={
             "silent_seconds": {str(rank): round(s, 1) for rank, s in silence.items()},
             "last_reported_step": {str(life.rank): life.last_step for life in liveness},

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
+from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import Policy, Seconds, Times
 from rankscope.server.detectors.rank.places import (
     GOES_ON,
@@ -20,7 +20,7 @@ from rankscope.server.detectors.rank.places import (
 )
 from rankscope.server.detectors.rank.recorder import compared
 from rankscope.server.detectors.wording import agree, ranks, sentences
-from rankscope.server.window import Check, RankLiveness, Status, Window
+from rankscope.server.window import Check, RankLiveness, Window
 
 _DURATION = "step_seconds"
 # The estimate of a median moves by this share of itself towards each new step.
@@ -102,17 +102,12 @@ class RankStalled(Detector[StalledState]):
         (stall warning).
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("rank.stalled",)
-    lasting: ClassVar[str] = "each rank reports for itself where it waits, until it goes on"
-    wants: ClassVar[tuple[str, ...]] = (_DURATION,)
-    min_ranks: ClassVar[int] = 2
+    kinds = ("rank.stalled",)
+    lasting = "each rank reports for itself where it waits, until it goes on"
+    wants = (_DURATION,)
+    min_ranks = 2
 
-    policies: ClassVar[type[Policy]] = StalledPolicy
     policy: StalledPolicy
-
-    def start(self) -> StalledState:
-        """Nobody has stalled."""
-        return StalledState()
 
     def advance(self, window: Window, state: StalledState) -> Outcome:
         """Puts together where the ranks are."""
@@ -158,7 +153,7 @@ class RankStalled(Detector[StalledState]):
         seconds = window.now - max(place.since for place in standing.values())
         if not found.waiting:
             why = f"No rank waits for another; each is busy: {described(standing)}."
-            return None, Check(Status.OK, why)
+            return None, Check.ok(why)
         allowed = self._allowed(found, state)
         together = not found.suspects
         if together:
@@ -172,7 +167,7 @@ class RankStalled(Detector[StalledState]):
         late = seconds >= allowed * self.policy.critical_after
         serious = bool(failed) or (found.deadlock and not together) or late
         finding = _finding(window, standing, found, failed, seconds, serious, together)
-        return finding, Check(Status.OPEN, f"{finding.title}.")
+        return finding, Check.open(f"{finding.title}.")
 
     def _allowed(self, found: Blame, state: StalledState) -> float:
         policy = self.policy
@@ -189,7 +184,7 @@ class RankStalled(Detector[StalledState]):
             return _unknown(f"Nothing is heard of {ranks(silent)}.")
         if not state.begun:
             return _unknown("No step has ended yet.")
-        return Check(Status.OK, "No rank keeps the others waiting: their steps end.")
+        return Check.ok("No rank keeps the others waiting: their steps end.")
 
     def _some_go_on(
         self, window: Window, standing: Mapping[int, Place], others: Sequence[RankLiveness]
@@ -200,7 +195,7 @@ class RankStalled(Detector[StalledState]):
                 f"Nothing is heard of {ranks(silent)}, so that nobody knows what "
                 f"{'it does' if len(silent) == 1 else 'they do'}; {described(standing)}."
             )
-        return Check(Status.OK, "No rank keeps all others waiting: some ranks' steps end.")
+        return Check.ok("No rank keeps all others waiting: some ranks' steps end.")
 
     def _silent(self, window: Window, liveness: Sequence[RankLiveness]) -> list[int]:
         """Ranks of which nothing is known because they are not heard of."""
@@ -222,7 +217,7 @@ def _learn_duration(window: Window, state: StalledState) -> None:
 
 
 def _unknown(why: str) -> Check:
-    return Check(Status.INSUFFICIENT_DATA, why)
+    return Check.insufficient(why)
 
 
 def _finding(
@@ -267,13 +262,10 @@ def _finding(
         "lock, a download)."
     )
     they = "it was" if len(done) == 1 else "they were"
-    return Finding(
+    return Incident.since(step, window.last_step).finding(
         kind="rank.stalled",
         severity="critical" if serious else "warning",
         title=title,
-        seen_step=step,
-        last_step=max(window.last_step, step),
-        first_step=step,
         ranks=suspects,
         cause=sentences(
             f"No rank ended step {step}, and all were alive: {described(places)}. {broken} {why}",
@@ -289,7 +281,6 @@ def _finding(
             "order. For data that end unevenly use `drop_last`, padding or "
             "`torch.distributed.algorithms.join.Join`; let all ranks decide together when to stop."
         ),
-        clear_after=0,
         evidence={
             "places": {
                 str(rank): {"step": place.step, "phase": place.phase, "place": place.text}

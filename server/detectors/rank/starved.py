@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.policy import Policy
 from rankscope.server.detectors.rank.findings import finding_of_jitter, finding_of_late
 from rankscope.server.detectors.rank.jitter import Jittering
 from rankscope.server.detectors.rank.lateness import (
@@ -24,7 +22,7 @@ from rankscope.server.detectors.rank.lateness import (
 )
 from rankscope.server.detectors.rank.rounds import NAMES, Rounds
 from rankscope.server.detectors.wording import agree, count, duration, percent, ranks
-from rankscope.server.window import Bool, Check, Status, Window
+from rankscope.server.window import Bool, Check, Window
 
 _RECEIVED = "input_received"
 _NAMES = ("step_seconds", "data_seconds", _RECEIVED, *QUEUEING)
@@ -74,12 +72,11 @@ class RankStarved(Detector[StarvedState]):
         Loaders are one of the causes of fail-slow ranks in XPUTimer (arXiv 2502.05413).
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("rank.starved",)
-    needs: ClassVar[tuple[str, ...]] = ("data_seconds",)
-    wants: ClassVar[tuple[str, ...]] = (*NAMES, _RECEIVED)
-    min_ranks: ClassVar[int] = 2
+    kinds = ("rank.starved",)
+    needs = ("data_seconds",)
+    wants = (*NAMES, _RECEIVED)
+    min_ranks = 2
 
-    policies: ClassVar[type[Policy]] = LatenessPolicy
     policy: LatenessPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
@@ -118,7 +115,7 @@ class RankStarved(Detector[StarvedState]):
         if not state.rounds.met:
             # Between averages nobody waits for a rank that is late once: `rank.straggler` has them.
             findings += now_and_then
-        return Outcome({"rank.starved": _check(state, window)}, tuple(findings))
+        return Outcome({"rank.starved": _check(state)}, tuple(findings))
 
     def _of_data(self, state: StarvedState, block: Timed) -> Bool:
         """Which ranks' times are a wait for data, bool [N, R].
@@ -180,18 +177,12 @@ def _jittering(late: Jittering, policy: LatenessPolicy) -> Finding:
     )
 
 
-def _check(state: StarvedState, window: Window) -> Check:
+def _check(state: StarvedState) -> Check:
     lateness = state.lateness
-    if lateness.current is not None and not lateness.current.over(window.last_step):
-        return Check(Status.OPEN, f"{_finding(lateness.current).title}.")
-    jitter = lateness.jitter.current
-    if jitter is not None and not state.rounds.met and not jitter.over(window.last_step):
-        return Check(Status.OPEN, f"{_jittering(jitter, lateness.policy).title}.")
     if lateness.judged < lateness.policy.looks:
-        return Check(
-            Status.INSUFFICIENT_DATA,
-            f"{count(lateness.judged, 'step')} of {lateness.policy.looks} with two ranks' times.",
+        return Check.insufficient(
+            f"{count(lateness.judged, 'step')} of {lateness.policy.looks} with two ranks' times."
         )
-    return Check(
-        Status.OK, f"How long ranks wait for data was compared at {count(lateness.judged, 'step')}."
+    return Check.ok(
+        f"How long ranks wait for data was compared at {count(lateness.judged, 'step')}."
     )

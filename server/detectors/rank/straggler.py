@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import ClassVar
 
 import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.policy import (
-    Policy,
-)
 from rankscope.server.detectors.rank.collectives import (
     Collectives,
     CollectivesPolicy,
@@ -39,9 +33,8 @@ from rankscope.server.detectors.rank.lateness import (
 from rankscope.server.detectors.rank.rounds import NAMES as OF_ROUNDS
 from rankscope.server.detectors.rank.rounds import Rounds
 from rankscope.server.detectors.wording import agree, count, duration, number, percent, ranks
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
-_GRACE = 20
 _WHY_LATE = (
     "Look at what {who} does between two averages and the others do not: loading, logging, checks "
     "or saving under `if rank == ...`, longer batches. Look at its machine, too: another job on "
@@ -68,7 +61,6 @@ class StragglerState:
     rounds: Rounds = field(default_factory=Rounds)
     collectives: Collectives = field(default_factory=Collectives)
     gpus: Gpus = field(default_factory=Gpus)
-    steps: int = 0
     timed: int = 0
 
 
@@ -126,11 +118,10 @@ class RankStraggler(Detector[StragglerState]):
         rank for a straggler at 75 % of the others' speed, a third more time than they take.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("rank.straggler", "collective.slow")
-    wants: ClassVar[tuple[str, ...]] = tuple(dict.fromkeys((*_NAMES, *OF_ROUNDS, *OF_GPUS)))
-    min_ranks: ClassVar[int] = 2
+    kinds = ("rank.straggler", "collective.slow")
+    wants = tuple(dict.fromkeys((*_NAMES, *OF_ROUNDS, *OF_GPUS)))
+    min_ranks = 2
 
-    policies: ClassVar[type[Policy]] = StragglerPolicy
     policy: StragglerPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
@@ -143,7 +134,6 @@ class RankStraggler(Detector[StragglerState]):
 
     def advance(self, window: Window, state: StragglerState) -> Outcome:
         """Goes through the steps that were timed."""
-        state.steps += len(window.steps)
         state.gpus.take(window)
         columns = [np.flatnonzero(np.isin(window.ranks, c)) for c in window.data_parallel]
         columns = [rows for rows in columns if len(rows) > 1]
@@ -199,7 +189,7 @@ class RankStraggler(Detector[StragglerState]):
         findings += self._by_round(window, state, block)
         findings = [state.gpus.beside(finding) for finding in findings]
         findings += [finding_of_slow(slow) for slow in state.collectives.take()]
-        return Outcome(self._checks(state, window), tuple(findings))
+        return Outcome(dict.fromkeys(self.kinds, _check(state)), tuple(findings))
 
     def _by_round(self, window: Window, state: StragglerState, block: Timed) -> list[Finding]:
         """Who comes late to the averages of ranks that train for themselves in between."""
@@ -213,25 +203,6 @@ class RankStraggler(Detector[StragglerState]):
             lateness.observe(replace(sample, late=late[0]))
         found = [_late_to_rounds(late) for late in lateness.take()]
         return found + [_late_to_some(late, self.policy) for late in lateness.now_and_then()]
-
-    def _checks(self, state: StragglerState, window: Window) -> dict[str, Check]:
-        late, jitter = state.lateness.current, state.lateness.jitter.current
-        rounds = state.by_round.current
-        if not state.lateness.judged and state.by_round.judged:
-            some = state.by_round.jitter.current
-            if rounds is not None and not rounds.over(window.last_step):
-                straggler = _check(state, window, rounds, _late_to_rounds)
-            else:
-                to_some = partial(_late_to_some, policy=self.policy)
-                straggler = _check(state, window, some, to_some)
-        elif late is None or late.over(window.last_step):
-            straggler = _check(state, window, jitter, partial(_jittering, policy=self.policy))
-        else:
-            straggler = _check(state, window, late, _straggling)
-        return {
-            "rank.straggler": straggler,
-            "collective.slow": _check(state, window, state.collectives.current, finding_of_slow),
-        }
 
 
 def _straggling(late: Late) -> Finding:
@@ -326,29 +297,21 @@ def _late_to_some(late: Jittering, policy: StragglerPolicy) -> Finding:
 
 def _check(
     state: StragglerState,
-    window: Window,
-    incident: Incident | None,
-    finding: Callable[..., Finding],
 ) -> Check:
-    if incident is not None and not incident.over(window.last_step):
-        return Check(Status.OPEN, f"{finding(incident).title}.")
     judged, rounds = state.lateness.judged, state.by_round.judged
     if rounds >= 8 and not judged:
-        return Check(
-            Status.OK,
-            f"How late each rank came to an average was compared at {count(rounds, 'round')}.",
+        return Check.ok(
+            f"How late each rank came to an average was compared at {count(rounds, 'round')}."
         )
     if judged >= 8:
-        return Check(
-            Status.OK,
-            f"How long each rank takes for itself was compared at {count(judged, 'step')}.",
+        return Check.ok(
+            f"How long each rank takes for itself was compared at {count(judged, 'step')}."
         )
-    if judged or state.steps < _GRACE:
-        return Check(
-            Status.INSUFFICIENT_DATA, f"{count(judged, 'step')} of 8 with the times of all ranks."
-        )
-    return Check(
-        Status.MISSING_INPUT,
+    so_far = f"{count(judged, 'step')} of 8 with the times of all ranks."
+    if judged:
+        return Check.insufficient(so_far)
+    why = (
         "No two replicas report how long they wait for the others (`wait_seconds`): it is known on "
-        "CPUs and CUDA, between the last gradient and the optimizer's step.",
+        "CPUs and CUDA, between the last gradient and the optimizer's step."
     )
+    return Check.missing(why, early=so_far)

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.gradient.exploding import GradientExploding
@@ -16,6 +16,7 @@ from rankscope.server.detectors.layer.dead import LayerDead
 from rankscope.server.detectors.loss.diverging import LossDiverging
 from rankscope.server.detectors.loss.oscillating import LossOscillating
 from rankscope.server.detectors.policy import Count, Observations, Policy, RisePolicy, Share, Steps
+from rankscope.server.detectors.waiting import too_few
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number
 from rankscope.server.window import Check, Status, Window
@@ -123,12 +124,9 @@ class RateTooHigh(Detector[HighState]):
         updates stands for it, as it needs no curvature.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("lr.too_high",)
-    policies: ClassVar[type[Policy]] = HighPolicy
-    needs: ClassVar[tuple[str, ...]] = ("loss", "lr")
-    wants: ClassVar[tuple[str, ...]] = (
-        *("grad_norm", "grad_norm_preclip", "update_ratio", "input_rms"),
-    )
+    kinds = ("lr.too_high",)
+    needs = ("loss", "lr")
+    wants = (*("grad_norm", "grad_norm_preclip", "update_ratio", "input_rms"),)
 
     policy: HighPolicy
 
@@ -239,23 +237,19 @@ def _check(
 ) -> Check:
     if state.current is not None and window.last_step <= state.last_step + policy.near:
         kind, step = state.current
-        return Check(Status.OPEN, f"The learning rate is too high: {kind} since step {step}.")
+        return Check.open(f"The learning rate is too high: {kind} since step {step}.")
     if state.total < policy.evidence:
-        why = f"{count(state.total, 'loss value')} of {policy.evidence} needed."
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return too_few(state.total, "loss value", policy.evidence)
     for kind, check in asked.items():
         if check.status is Status.INSUFFICIENT_DATA:
             return Check(check.status, f"{kind}, which it follows from, is not judged: {check.why}")
     others = sum(high is None for high in state.judged.values())
     if others:
-        why = (
+        return Check.ok(
             f"{count(others, 'disturbance')} of loss or gradient, none of which a risen rate or "
             "large updates explain."
         )
-        return Check(Status.OK, why)
-    return Check(
-        Status.OK, "The loss does not diverge or swing, and the gradient does not explode."
-    )
+    return Check.ok("The loss does not diverge or swing, and the gradient does not explode.")
 
 
 def _finding(sign: Finding, high: High, policy: HighPolicy) -> Finding:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -13,9 +12,10 @@ from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outco
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share
 from rankscope.server.detectors.statistics import Progress
+from rankscope.server.detectors.waiting import too_few
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, if_several, number, percent
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # Losses from one sample to the next.
 _STRIDE = 10
@@ -166,13 +166,9 @@ class RateTooLow(Detector[LowState]):
         at every step, or the other way round. Healthy medians lie between 4.4e-5 and 7e-3.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("lr.too_low",)
-    policies: ClassVar[type[Policy]] = LowPolicy
-    needs: ClassVar[tuple[str, ...]] = ("loss", "lr")
-    wants: ClassVar[tuple[str, ...]] = (
-        *("update_ratio", "accuracy"),
-        *("explained_deviance", "grad_cosine"),
-    )
+    kinds = ("lr.too_low",)
+    needs = ("loss", "lr")
+    wants = ("update_ratio", "accuracy", "explained_deviance", "grad_cosine")
 
     policy: LowPolicy
 
@@ -218,7 +214,7 @@ class RateTooLow(Detector[LowState]):
         findings = tuple(
             _finding(e, state, self.policy, window) for e in state.watch.take(window.last_step)
         )
-        return Outcome({"lr.too_low": _check(window, state, self.policy)}, findings)
+        return Outcome({"lr.too_low": _check(state, self.policy)}, findings)
 
     def _rate(self, step: int, rate: float, state: LowState) -> None:
         state.rates += 1
@@ -329,24 +325,18 @@ class RateTooLow(Detector[LowState]):
         return facts
 
 
-def _check(window: Window, state: LowState, policy: LowPolicy) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, state, policy, window).title}.")
+def _check(state: LowState, policy: LowPolicy) -> Check:
     if state.progress.count < policy.evidence:
-        why = f"{count(state.progress.count, 'finite loss value')} of {policy.evidence} needed."
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return too_few(state.progress.count, "finite loss value", policy.evidence)
     rate, peak = number(state.rate), number(state.peak)
     if len(state.updates) < policy.updates:
-        why = (
+        return Check.insufficient(
             f"The learning rate, {rate} after {peak}, has not collapsed; too few `update_ratio` "
             f"({len(state.updates)} of {policy.updates}) say whether it was too low from the start."
         )
-        return Check(Status.INSUFFICIENT_DATA, why)
-    return Check(
-        Status.OK,
+    return Check.ok(
         f"The learning rate is {rate} after {peak}; a step changes the parameters by "
-        f"{number(median(state.updates))} of their size.",
+        f"{number(median(state.updates))} of their size."
     )
 
 

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from rankscope.server.detectors.policy import Count, Observations, Policy, Share
 from rankscope.server.detectors.statistics import Progress, exceeds, mean_over_ranks
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, number, sentences
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # Observations from one sample to the next.
 _STRIDE = 10
@@ -179,10 +179,9 @@ class RateMismatch(Detector[MismatchState]):
         scale (`batch.noise`) neither holds, and less is better.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("lr.batch_mismatch",)
-    policies: ClassVar[type[Policy]] = MismatchPolicy
-    needs: ClassVar[tuple[str, ...]] = ("lr", "samples")
-    wants: ClassVar[tuple[str, ...]] = ("loss", *SERIES[1:])
+    kinds = ("lr.batch_mismatch",)
+    needs = ("lr", "samples")
+    wants = ("loss", *SERIES[1:])
 
     policy: MismatchPolicy
 
@@ -226,7 +225,7 @@ class RateMismatch(Detector[MismatchState]):
             _finding(e, self.policy, signed=state.signed)
             for e in state.watch.take(window.last_step)
         )
-        return Outcome({"lr.batch_mismatch": _check(window, state, self.policy)}, findings)
+        return Outcome({"lr.batch_mismatch": _check(state, self.policy)}, findings)
 
     def _usual(self, state: MismatchState) -> bool:
         """Whether the last batch is of the size that is known."""
@@ -430,27 +429,23 @@ def _finding(episode: Episode[Mismatch], policy: MismatchPolicy, *, signed: bool
     )
 
 
-def _check(window: Window, state: MismatchState, policy: MismatchPolicy) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, policy, signed=state.signed).title}.")
+def _check(state: MismatchState, policy: MismatchPolicy) -> Check:
     if not math.isfinite(state.size):
         if state.seen < 5 * policy.in_a_row:
             why = f"{count(state.seen, 'batch size')} so far, of {policy.in_a_row} alike needed."
         else:
             seen = count(state.seen, "batch")
             why = f"Of {seen}, no {policy.in_a_row} consecutive ones are of one size."
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return Check.insufficient(why)
     changed = f"The batch went to {number(state.size)} samples at step {state.changed}"
     if state.unjudged:
-        return Check(Status.INSUFFICIENT_DATA, f"{changed}; {state.unjudged}.")
+        return Check.insufficient(f"{changed}; {state.unjudged}.")
     if state.change is None:
         known = state.last_change or f"The batch has {number(state.size)} samples all along."
-        return Check(Status.OK, known)
+        return Check.ok(known)
     if state.settled_at < 0:
-        why = (
+        return Check.insufficient(
             f"{changed}; {count(state.made, 'learning rate')} since, of {policy.settle} needed "
             "that rise no more."
         )
-        return Check(Status.INSUFFICIENT_DATA, why)
-    return Check(Status.OK, f"{changed}, and the learning rate with it.")
+    return Check.ok(f"{changed}, and the learning rate with it.")

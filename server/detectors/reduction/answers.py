@@ -2,58 +2,42 @@
 
 from __future__ import annotations
 
-from rankscope.server.detectors.reduction.explain import finding_of
 from rankscope.server.detectors.reduction.state import ReductionState
 from rankscope.server.detectors.wording import count, listing, ranks
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # Steps after which a run without any reduction that could be examined has none that ever can be.
-_GRACE = 20
 
 
 def check_of(window: Window, state: ReductionState) -> Check:
     """What the reductions examined so far show, and what was not examined and why."""
-    for watch in (state.watch, state.notes):
-        episode = watch.open(window.last_step)
-        if episode is not None:
-            return Check(Status.OPEN, f"{finding_of(episode).title}.")
-    parts = (state.shards, state.means, state.averages, state.unreduced, state.gain)
-    for part in (*parts, state.counted):
-        if title := part.title(window.last_step):
-            return Check(Status.OPEN, f"{title}.")
     hooks = _hooks(window)
     if not state.compared and state.averages.kept:
         kept = count(state.averages.kept, "average")
-        why = f"At {kept} of the parameters the mean of the ranks stayed where it was."
-        return Check(Status.OK, why)
+        return Check.ok(f"At {kept} of the parameters the mean of the ranks stayed where it was.")
     if not state.compared:
-        if state.steps < _GRACE:
-            return Check(Status.INSUFFICIENT_DATA, "No reduction has been examined yet.")
-        return Check(
-            Status.MISSING_INPUT,
+        return Check.missing(
             "No step has the gradients of all ranks before the reduction and after it: they "
             "are read at sampled steps only, and not under FSDP.",
+            early="No reduction has been examined yet.",
         )
     if state.compared == state.unequal:
-        why = "The ranks never agreed on what came out: that is desync.gradients."
-        return Check(Status.SUSPENDED, why)
+        return Check.suspended("The ranks never agreed on what came out: that is desync.gradients.")
     if state.compressed and not state.tensors:
-        why = (
+        return Check.not_applicable(
             f"{listing(hooks)} sends approximations of all tensors examined: "
             "`compression.error` says how near they come."
         )
-        return Check(Status.NOT_APPLICABLE, why)
     if state.unexplained and state.unexplained >= state.kept:
-        why = (
+        return Check.not_applicable(
             "From the start on, the applied gradient was not the mean of the ranks' "
             "gradients: "
             + (f"{listing(hooks)} compresses it" if hooks else "something changes it")
             + " between the reduction and the step, so the reduction cannot be checked."
         )
-        return Check(Status.NOT_APPLICABLE, why)
     if not state.kept:
         why = "All gradients that were reduced were zero or rounding: any reduction is right."
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return Check.insufficient(why)
     where = count(state.compared - state.unequal, "checked step")
     left = ""
     if state.unknown:
@@ -67,10 +51,9 @@ def check_of(window: Window, state: ReductionState) -> Check:
     if state.scaled:
         scaled = f" At {count(state.scaled, 'step')} it was scaled or weighted as a whole."
     who = ranks(range(state.ranks)) if state.ranks == window.world_size else f"{state.ranks} ranks"
-    return Check(
-        Status.OK,
+    return Check.ok(
         f"The reduced gradient was the mean of what {who} put in at {state.kept:,} of {where}, "
-        f"in {state.tensors} of {count(state.tensor_count, 'tensor')}.{scaled}{left}",
+        f"in {state.tensors} of {count(state.tensor_count, 'tensor')}.{scaled}{left}"
     )
 
 

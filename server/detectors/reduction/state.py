@@ -52,7 +52,6 @@ class ReductionState:
             `compressed` the number of those that need not be the mean.
     """
 
-    steps: int = 0
     compared: int = 0
     unequal: int = 0
     kept: int = 0

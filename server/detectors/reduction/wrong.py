@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -136,15 +135,14 @@ class ReductionWrong(Detector[ReductionState]):
         the errors that it finds; huggingface/transformers#34191 is a mean of means.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("reduction.wrong",)
-    policies: ClassVar[type[Policy]] = ReductionPolicy
-    wants: ClassVar[tuple[str, ...]] = (
+    kinds = ("reduction.wrong",)
+    wants = (
         *("clip_coefficient", "amp_scale", "micro_steps", "grad_norm_local", "grad_norm"),
         *("loss", *INPUTS),
         *COUNTS,
         LEFT,
     )
-    min_ranks: ClassVar[int] = 2
+    min_ranks = 2
 
     policy: ReductionPolicy
 
@@ -152,13 +150,8 @@ class ReductionWrong(Detector[ReductionState]):
         """Consecutive reductions that are off by a factor."""
         return (Reach(("reductions",), self.policy.held, LASTS_SAMPLED),)
 
-    def start(self) -> ReductionState:
-        """Nothing examined yet."""
-        return ReductionState()
-
     def advance(self, window: Window, state: ReductionState) -> Outcome:
         """Goes through the reductions whose both sides are known."""
-        state.steps += len(window.steps)
         if window.reductions:
             state.losses.take(window)
         for made in window.reductions:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.effects import BLUR, Rule
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.policy import Count, Observations, Policy, Seconds, Times
+from rankscope.server.detectors.policy import Count, Observations, Seconds, Times
 from rankscope.server.detectors.rank.lateness import QUEUEING, timed, timed_median
 from rankscope.server.detectors.statistics import change_point, known_median
 from rankscope.server.detectors.throughput.loading import Loading, LoadingPolicy
@@ -23,7 +22,7 @@ from rankscope.server.detectors.throughput.recurring import (
     title,
 )
 from rankscope.server.detectors.wording import count, duration, number, sentences
-from rankscope.server.window import Check, Float64, Status, Window
+from rankscope.server.window import Check, Float64, Window
 
 _PARTS = ("data_seconds", "compute_seconds", "wait_seconds")
 _SIZES = ("samples", "sample_elements", "tokens")
@@ -152,11 +151,10 @@ class ThroughputDropped(Detector[DroppedState]):
         both. Fail-slow of all ranks at once: Greyhound (ATC'25).
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("throughput.dropped",)
-    needs: ClassVar[tuple[str, ...]] = ("step_seconds",)
-    wants: ClassVar[tuple[str, ...]] = _NAMES
-    policies: ClassVar[type[Policy]] = DroppedPolicy
-    effects: ClassVar[tuple[Rule, ...]] = (
+    kinds = ("throughput.dropped",)
+    needs = ("step_seconds",)
+    wants = _NAMES
+    effects = (
         Rule(
             root=("rank.straggler", "rank.starved", "collective.slow"),
             consequence=("throughput.dropped",),
@@ -206,7 +204,7 @@ class ThroughputDropped(Detector[DroppedState]):
         if not state.whole:
             # What is said of the step says where in it, too.
             findings += state.loading.findings(window)
-        return Outcome({"throughput.dropped": self._check(window, state)}, tuple(findings))
+        return Outcome({"throughput.dropped": self._check(state)}, tuple(findings))
 
     def _judge(self, step: int, state: DroppedState) -> None:
         policy = self.policy
@@ -254,21 +252,9 @@ class ThroughputDropped(Detector[DroppedState]):
         longer = sum(numbers[_ALONE] > least for numbers in state.past)
         return longer > 0.2 * len(state.past)
 
-    def _check(self, window: Window, state: DroppedState) -> Check:
-        episode = state.watch.open(window.last_step)
-        if episode is not None:
-            return Check(Status.OPEN, f"{_finding(episode).title}.")
-        long_steps = state.recurring.watch.open(window.last_step)
-        if long_steps is not None:
-            return Check(Status.OPEN, f"{title(long_steps.facts)}.")
-        title_of_loading = state.loading.title(window.last_step)
-        if title_of_loading and not state.whole:
-            return Check(Status.OPEN, f"{title_of_loading}.")
+    def _check(self, state: DroppedState) -> Check:
         if state.judged:
-            return Check(
-                Status.OK,
-                f"{count(state.seen, 'step')} took no longer than those before them.",
-            )
+            return Check.ok(f"{count(state.seen, 'step')} took no longer than those before them.")
         least = self.policy.before + self.policy.size + self.policy.skipped
         if state.seen < least:
             why = f"{count(state.seen, 'step')} of {least} with their length."
@@ -278,7 +264,7 @@ class ThroughputDropped(Detector[DroppedState]):
                 "can be judged: in the others ranks waited for a processor for most of the time, "
                 "or another number of tensors was trained. The machine has too much to do."
             )
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return Check.insufficient(why)
 
 
 def _numbers(window: Window) -> Float64:

@@ -6,17 +6,16 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import ClassVar
 
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.policy import Number, Observations, Policy, Share, Times
+from rankscope.server.detectors.policy import Number, Observations, Share, Times
 from rankscope.server.detectors.statistics import exceeds, mean_over_ranks
 from rankscope.server.detectors.update import held
 from rankscope.server.detectors.update.held import HeldPolicy, HeldState
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # Norms that are remembered: when there are more, every second one is dropped.
 _REMEMBERED = 512
@@ -137,11 +136,10 @@ class UpdateDrift(Detector[DriftState]):
         400-fold, from negligible weights.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("update.drift",)
-    needs: ClassVar[tuple[str, ...]] = ("weight_norm",)
-    wants: ClassVar[tuple[str, ...]] = held.SERIES
+    kinds = ("update.drift",)
+    needs = ("weight_norm",)
+    wants = held.SERIES
 
-    policies: ClassVar[type[Policy]] = DriftPolicy
     policy: DriftPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
@@ -164,7 +162,7 @@ class UpdateDrift(Detector[DriftState]):
             state.held.push(step, row)
         findings = [_finding(e, self.policy) for e in state.watch.take(window.last_step)]
         findings += [held.finding(e) for e in state.held.watch.take(window.last_step)]
-        return Outcome({"update.drift": _check(window, state, self.policy)}, tuple(findings))
+        return Outcome({"update.drift": _check(state, self.policy)}, tuple(findings))
 
     def _judge(self, step: int, state: DriftState) -> None:
         policy, now, first_step = self.policy, median(state.newest), state.steps[0]
@@ -202,19 +200,12 @@ def _onset(state: DriftState, grows: bool, policy: DriftPolicy) -> int:
     return state.steps[min(usual[-1] + 1 if usual else 0, len(state.steps) - 1)]
 
 
-def _check(window: Window, state: DriftState, policy: DriftPolicy) -> Check:
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
-    if (down := state.held.watch.open(window.last_step)) is not None:
-        return Check(Status.OPEN, f"{held.finding(down).title}.")
+def _check(state: DriftState, policy: DriftPolicy) -> Check:
     if state.count < policy.evidence:
         why = f"{count(state.count, 'norm')} of the parameters of {policy.evidence} needed."
-        return Check(Status.INSUFFICIENT_DATA, why)
+        return Check.insufficient(why)
     now = number(median(state.newest))
-    return Check(
-        Status.OK, f"The norm of the parameters began at {number(state.first)} and is {now}."
-    )
+    return Check.ok(f"The norm of the parameters began at {number(state.first)} and is {now}.")
 
 
 def _finding(episode: Episode[Drift], policy: DriftPolicy) -> Finding:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.effects import Rule
-from rankscope.server.detectors.incident import AGREED_UNTIL
+from rankscope.server.detectors.incident import AGREED_UNTIL, Incident
 from rankscope.server.detectors.wording import agree, count, listing, ranks
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 _EVENT = "parameters.written"
 _BETWEEN = "layers.frozen"
@@ -17,8 +16,6 @@ _BETWEEN = "layers.frozen"
 # time. Nobody is kept waiting for longer than this: target networks are brought up to date after
 # 100 to 1,000 steps, epochs of larger ones may end later.
 _LONGEST_WAIT = 1024
-# Steps after which it is certain that a rank has frozen parameters, or has none.
-_GRACE = 20
 
 
 @dataclass(slots=True)
@@ -61,7 +58,6 @@ class FrozenState:
         between: rank -> tensors between trained ones that are as they were initialised.
     """
 
-    steps: int = 0
     begin: int = -1
     last_step: int = -1
     writes: dict[str, Write] = field(default_factory=dict)
@@ -100,11 +96,9 @@ class UpdateFrozen(Detector[FrozenState]):
         Each rank reads its own (`parameters.written` and `layers.frozen` events).
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("update.frozen",)
-    lasting: ClassVar[str] = (
-        "what was written stays different from what it was: the next reading finds it"
-    )
-    effects: ClassVar[tuple[Rule, ...]] = (
+    kinds = ("update.frozen",)
+    lasting = "what was written stays different from what it was: the next reading finds it"
+    effects = (
         Rule(
             root=("desync.parameters",),
             consequence=("update.frozen",),
@@ -113,13 +107,8 @@ class UpdateFrozen(Detector[FrozenState]):
         ),
     )
 
-    def start(self) -> FrozenState:
-        """Nothing seen yet."""
-        return FrozenState()
-
     def advance(self, window: Window, state: FrozenState) -> Outcome:
         """Takes what the ranks report."""
-        state.steps += len(window.steps)
         state.last_step = max(state.last_step, window.last_step)
         if state.begin < 0 and len(window.steps):
             state.begin = int(window.steps[0])
@@ -160,21 +149,14 @@ class UpdateFrozen(Detector[FrozenState]):
             )
         if state.between:
             findings.append(_between(state))
-        check = self._check(window, state, findings)
-        return Outcome({"update.frozen": check}, tuple(findings))
+        return Outcome({"update.frozen": self._check(window)}, tuple(findings))
 
-    def _check(self, window: Window, state: FrozenState, findings: list[Finding]) -> Check:
-        current = [f for f in findings if f.last_step >= state.last_step]
-        if current:
-            return Check(Status.OPEN, f"{current[-1].title}.")
+    def _check(self, window: Window) -> Check:
         held = window.config.get("frozen_tensors")
         if not held:
-            if state.steps < _GRACE:
-                return Check(Status.INSUFFICIENT_DATA, "Nothing is known of the parameters yet.")
-            return Check(Status.NOT_APPLICABLE, "The model has no parameter that is frozen.")
-        return Check(
-            Status.OK, f"No rank has seen one of {count(int(held), 'frozen tensor')} change once."
-        )
+            why = "The model has no parameter that is frozen."
+            return Check.not_applicable(why, early="Nothing is known of the parameters yet.")
+        return Check.ok(f"No rank has seen one of {count(int(held), 'frozen tensor')} change once.")
 
 
 def _finding(state: FrozenState, names: list[str], last_step: int) -> Finding:
@@ -217,7 +199,7 @@ def _finding(state: FrozenState, names: list[str], last_step: int) -> Finding:
 def _between(state: FrozenState) -> Finding:
     names = tuple(dict.fromkeys(name for held in state.between.values() for name in held))
     them = "them" if len(names) > 1 else "it"
-    return Finding(
+    return Incident.since(state.begin, state.last_step, clear_after=0).finding(
         kind="update.frozen",
         key="between",
         severity="warning",
@@ -225,9 +207,6 @@ def _between(state: FrozenState) -> Finding:
             f"{count(len(names), 'tensor')} between trained ones {agree(len(names), 'is')} frozen "
             f"as initialised ({listing(list(names), most=1)})"
         )[:118],
-        seen_step=state.begin,
-        last_step=state.last_step,
-        first_step=state.begin,
         ranks=tuple(sorted(state.between)),
         tensors=names,
         stage="parameters",
@@ -242,6 +221,5 @@ def _between(state: FrozenState) -> Finding:
             "than was meant, or for a checkpoint whose weights were not loaded (`strict=False`). "
             "If the layer is a random projection on purpose, silence this alert."
         ),
-        clear_after=0,
         evidence={"count": len(names)},
     )

@@ -129,15 +129,6 @@ class Groups:
         self.watch.bad(step, facts, first_step=self.since).facts = facts
 
 
-def title_of(episode: Episode[Apart]) -> str:
-    """What is so, in a line."""
-    facts = episode.facts
-    return (
-        f"Parameter group {facts.fast} has a learning rate of {number(facts.rates[facts.fast])}, "
-        f"{number(_times(facts))} times the lowest one, and steps are too large"
-    )
-
-
 def _times(facts: Apart) -> float:
     return facts.rates[facts.fast] / min(rate for rate in facts.rates.values() if rate > 0)
 
@@ -154,7 +145,11 @@ def finding(episode: Episode[Apart]) -> Finding:
         kind="update.ratio",
         key="groups",
         severity="info" if facts.teaches else "warning",
-        title=title_of(episode),
+        title=(
+            f"Parameter group {facts.fast} has a learning rate of "
+            f"{number(facts.rates[facts.fast])}, {number(_times(facts))} times the lowest one, and "
+            "steps are too large"
+        ),
         tensors=tuple(names),
         stage="parameters",
         cause=sentences(

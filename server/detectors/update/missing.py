@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -27,9 +27,8 @@ from rankscope.server.detectors.update.still import (
 from rankscope.server.detectors.update.without_gradients import WithoutGradients
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
-_GRACE = 20
 # Gradient norms that say how large they were at first.
 _FIRST = 32
 _FROZEN = "parameters.frozen"
@@ -97,7 +96,6 @@ class MissingState:
         longest: longest step so far, seconds.
     """
 
-    steps: int = 0
     judged: int = 0
     without: int = 0
     digests: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -164,9 +162,8 @@ class UpdateMissing(Detector[MissingState]):
         huggingface/accelerate#2665: an optimizer built before the model was wrapped or moved.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("update.missing",)
-    policies: ClassVar[type[Policy]] = MissingPolicy
-    wants: ClassVar[tuple[str, ...]] = (
+    kinds = ("update.missing",)
+    wants = (
         "tensors_unchanged",
         "grad_norm",
         "lr",
@@ -176,7 +173,7 @@ class UpdateMissing(Detector[MissingState]):
         "update_ratio",
         _DURATION,
     )
-    effects: ClassVar[tuple[Rule, ...]] = (
+    effects = (
         Rule(
             root=("amp.scale_collapse", "gradient.nonfinite", "loss.nonfinite"),
             consequence=("update.missing",),
@@ -194,13 +191,8 @@ class UpdateMissing(Detector[MissingState]):
         seen = "words/parameters", "tensors_unchanged"
         return (Reach(seen, self.policy.some, LASTS_SAMPLED),)
 
-    def start(self) -> MissingState:
-        """Nothing seen yet."""
-        return MissingState()
-
     def advance(self, window: Window, state: MissingState) -> Outcome:
         """Looks at what the optimizer holds, and at each step's parameters."""
-        state.steps += len(window.steps)
         self._coverage(window, state)
         digest_series = window.digests.get("parameters")
         rows = {name: dict(_by_step(window, name)) for name in self.wants}
@@ -261,14 +253,7 @@ class UpdateMissing(Detector[MissingState]):
             findings.append(outside_finding(known, state.begun, max(window.last_step, state.begun)))
         state.without_gradients.take(window)
         findings += state.without_gradients.findings(window)
-        check = _check(window, state)
-        if title := state.without_gradients.title(window.last_step):
-            check = Check(Status.OPEN, f"{title}.")
-        if unstepped is not None:
-            check = Check(Status.OPEN, f"{unstepped.title}.")
-        if cut is not None:
-            check = Check(Status.OPEN, f"{cut.title}.")
-        return Outcome({"update.missing": check}, tuple(findings))
+        return Outcome({"update.missing": _check(state)}, tuple(findings))
 
     def _unstepped(self, window: Window, state: MissingState) -> Finding | None:
         """Of ranks that call `backward` and never step."""
@@ -453,30 +438,16 @@ def _by_step(window: Window, name: str) -> list[tuple[int, np.ndarray[Any, np.dt
     return list(zip(steps.tolist(), rows, strict=True))
 
 
-def _check(window: Window, state: MissingState) -> Check:
-    episode = state.watch.open(window.last_step)
-    for still in (state.elsewhere, state.uncovered):
-        if still is not None:
-            return Check(Status.OPEN, f"{outside_finding(still, state.begun, 0).title}.")
-    if episode is not None:
-        return Check(Status.OPEN, f"{finding_of(episode, window).title}.")
-    stopped = state.frozen.open(window.last_step)
-    if stopped is not None:
-        return Check(Status.OPEN, f"{frozen_finding(stopped, window).title}.")
+def _check(state: MissingState) -> Check:
     if not state.judged:
-        if state.steps < _GRACE:
-            return Check(Status.INSUFFICIENT_DATA, "No update has been examined yet.")
         if state.without:
-            why = (
+            return Check.insufficient(
                 f"The gradient was exactly zero at all {count(state.without, 'checked step')}: "
                 "nothing was to be moved."
             )
-            return Check(Status.INSUFFICIENT_DATA, why)
-        return Check(
-            Status.MISSING_INPUT,
+        why = (
             "No rank posts its parameters of two consecutive steps together with its gradient's "
-            "norm and learning rate.",
+            "norm and learning rate."
         )
-    return Check(
-        Status.OK, f"Every update moved the parameters, at {count(state.judged, 'checked step')}."
-    )
+        return Check.missing(why, early="No update has been examined yet.")
+    return Check.ok(f"Every update moved the parameters, at {count(state.judged, 'checked step')}.")

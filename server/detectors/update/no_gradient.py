@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.wording import count
 from rankscope.server.window import Window
 
@@ -56,14 +57,11 @@ class NoGradient:
         """That nothing is trained; None where there are gradients, or too few steps."""
         if self.had or self.steps < _STEPS:
             return None
-        return Finding(
+        return Incident.since(self.since, max(window.last_step, self.last)).finding(
             kind="update.missing",
             key="no gradient",
             severity="critical",
             title=f"No parameter has a gradient, and {count(self.steps, 'step')} changed nothing",
-            seen_step=self.since,
-            last_step=max(window.last_step, self.last),
-            first_step=self.since,
             ranks=tuple(int(rank) for rank in window.ranks),
             stage="local_gradient",
             cause=(
@@ -77,6 +75,5 @@ class NoGradient:
                 "Print `loss.grad_fn` before `backward()`: it is None where the loss is cut off. "
                 "Follow the tensors back to the first whose `requires_grad` is False."
             ),
-            clear_after=0,
             evidence={"steps": self.steps},
         )

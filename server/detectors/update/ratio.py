@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.policy import Count, Number, Policy, Share, Times
+from rankscope.server.detectors.policy import Count, Number, Share, Times
 from rankscope.server.detectors.samples import LayerSample, layer_samples
 from rankscope.server.detectors.update import groups
 from rankscope.server.detectors.update.overwritten import OverwrittenPolicy, OverwrittenState
+from rankscope.server.detectors.waiting import too_few
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import (
     agree,
@@ -25,7 +25,7 @@ from rankscope.server.detectors.wording import (
     percent,
     sentences,
 )
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # Samples that a median is of.
 _SAMPLES = 32
@@ -148,20 +148,15 @@ class UpdateRatio(Detector[RatioState]):
         Rates that make a training diverge have medians of 0.1 and more.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("update.ratio",)
-    policies: ClassVar[type[Policy]] = RatioPolicy
-    needs: ClassVar[tuple[str, ...]] = ("update_ratio",)
-    wants: ClassVar[tuple[str, ...]] = ("lr", "grad_norm", "explained_deviance", groups.SERIES)
+    kinds = ("update.ratio",)
+    needs = ("update_ratio",)
+    wants = ("lr", "grad_norm", "explained_deviance", groups.SERIES)
 
     policy: RatioPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
         """Large updates that outweigh the others among those that the median is of."""
         return (Reach(self.needs, _SAMPLES // 2, LASTS_SAMPLED, moves="from zero"),)
-
-    def start(self) -> RatioState:
-        """Nothing seen yet."""
-        return RatioState()
 
     def advance(self, window: Window, state: RatioState) -> Outcome:
         """Takes the updates with the rates they were made with."""
@@ -198,7 +193,7 @@ class UpdateRatio(Detector[RatioState]):
         findings += [_single(e) for e in state.single.take(window.last_step)]
         findings += [groups.finding(e) for e in state.groups.watch.take(window.last_step)]
         findings += state.overwritten.findings(window)
-        return Outcome({"update.ratio": _check(window, state, self.policy)}, tuple(findings))
+        return Outcome({"update.ratio": _check(state, self.policy)}, tuple(findings))
 
     def _converged(self, norm: float, state: RatioState) -> bool:
         """Whether the gradient is negligible beside the first ones."""
@@ -357,22 +352,10 @@ def _single(episode: Episode[Large]) -> Finding:
     )
 
 
-def _check(window: Window, state: RatioState, policy: RatioPolicy) -> Check:
-    episode = state.whole.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, policy, window).title}.")
-    if title := state.overwritten.title(window.last_step):
-        return Check(Status.OPEN, f"{title}.")
-    single = state.single.open(window.last_step)
-    if single is not None:
-        return Check(Status.OPEN, f"{_single(single).title}.")
-    if (apart := state.groups.watch.open(window.last_step)) is not None:
-        return Check(Status.OPEN, f"{groups.title_of(apart)}.")
+def _check(state: RatioState, policy: RatioPolicy) -> Check:
     if len(state.updates) < policy.evidence:
-        why = f"{count(len(state.updates), 'sampled update')} of {policy.evidence} needed."
-        return Check(Status.INSUFFICIENT_DATA, why)
-    return Check(
-        Status.OK,
+        return too_few(len(state.updates), "sampled update", policy.evidence)
+    return Check.ok(
         f"A step changes the parameters by {number(_typical(state))} of their size, the "
-        f"median of {count(len(state.updates), 'sampled step')}.",
+        f"median of {count(len(state.updates), 'sampled step')}."
     )

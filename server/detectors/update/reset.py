@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.desync.resets import Reset, Resets
 from rankscope.server.detectors.effects import Rule
+from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.wording import if_several, ranks
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 # Ranks sample their states at intervals of their own: what they report within this many steps is
 # one event. 16 steps are sampled after each report.
 _TOGETHER = 16
-# Steps after which it is certain that a rank's optimizer has a state that can be followed.
-_GRACE = 20
 # A moment of Adam forgets within some 1 / (1 - beta) steps: 10 and 1,000 by default. The first of
 # them has the updates of its own size back after this many.
 _CLEAR = 32
@@ -25,7 +23,6 @@ _CLEAR = 32
 class ResetState:
     """What is remembered: steps so far, and what the ranks report."""
 
-    steps: int = 0
     last_step: int = -1
     resets: Resets = field(default_factory=Resets)
 
@@ -55,11 +52,9 @@ class UpdateReset(Detector[ResetState]):
         Each rank reads its own (`optimizer.state` events).
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("update.reset",)
-    lasting: ClassVar[str] = (
-        "a step counter that has gone back stays behind: the next sample finds it"
-    )
-    effects: ClassVar[tuple[Rule, ...]] = (
+    kinds = ("update.reset",)
+    lasting = "a step counter that has gone back stays behind: the next sample finds it"
+    effects = (
         Rule(
             root=("desync.",),
             consequence=("update.reset",),
@@ -69,13 +64,8 @@ class UpdateReset(Detector[ResetState]):
         ),
     )
 
-    def start(self) -> ResetState:
-        """Nothing seen yet."""
-        return ResetState()
-
     def advance(self, window: Window, state: ResetState) -> Outcome:
         """Takes what the ranks report."""
-        state.steps += len(window.steps)
         state.last_step = max(state.last_step, window.last_step)
         state.resets.take(window)
         everyone = {*window.ranks.tolist()}
@@ -88,14 +78,10 @@ class UpdateReset(Detector[ResetState]):
             late = state.last_step >= group[0].step + _TOGETHER
             if whole or (late and paired.isdisjoint(who)):
                 findings.append(_finding(group, whole=whole))
-        current = [f for f in findings if f.last_step + _CLEAR >= state.last_step]
-        check = Check(Status.OK, "No rank has seen its optimizer's state change between two steps.")
-        if current:
-            check = Check(Status.OPEN, f"{current[-1].title}.")
-        elif state.steps < _GRACE:
-            check = Check(Status.INSUFFICIENT_DATA, "Too few steps to know the optimizer's state.")
-        elif findings:
-            check = Check(Status.OK, f"The last such change was at step {findings[-1].first_step}.")
+        why = "No rank has seen its optimizer's state change between two steps."
+        if findings:
+            why = f"The last such change was at step {findings[-1].first_step}."
+        check = Check.ok(why, early="Too few steps to know the optimizer's state.")
         return Outcome({"update.reset": check}, tuple(findings))
 
 
@@ -115,14 +101,11 @@ def _finding(group: list[Reset], *, whole: bool) -> Finding:
     who = tuple(sorted({one.rank for one in group}))
     counts = {"before": first.before, "after": first.after} if first.before is not None else {}
     text = str(first)
-    return Finding(
+    return Incident.since(first.step, first.step, clear_after=_CLEAR).finding(
         kind="update.reset",
         key=f"step:{first.step}",
         severity="info" if whole else "warning",
         title=f"The optimizer's state of {ranks(who)} was {first.how} before step {first.step}",
-        seen_step=first.step,
-        last_step=first.step,
-        first_step=first.step,
         ranks=who,
         stage="optimizer_state",
         cause=(
@@ -142,6 +125,5 @@ def _finding(group: list[Reset], *, whole: bool) -> Finding:
             else f"Look for code that builds the optimizer anew or loads its state on {ranks(who)} "
             "only; go back to a checkpoint from before that step."
         ),
-        clear_after=_CLEAR,
         evidence={"how": first.how, **counts, "steps": {str(r.rank): r.step for r in group}},
     )

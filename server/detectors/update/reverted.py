@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from rankscope.server.detectors.effects import BLUR, Rule
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy
 from rankscope.server.detectors.wording import count, if_several, ranks, sentences
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
 _AFTER, _BETWEEN = "parameters", "outside_optimizer"
 # Steps of a rank that are remembered: of what is set back, the copy is mostly a recent one.
@@ -94,9 +93,8 @@ class UpdateReverted(Detector[RevertedState]):
         Each rank's own digests, compared over time.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("update.reverted",)
-    policies: ClassVar[type[Policy]] = RevertedPolicy
-    effects: ClassVar[tuple[Rule, ...]] = (
+    kinds = ("update.reverted",)
+    effects = (
         Rule(
             root=("update.reverted",),
             consequence=("loss.", "metric.anomaly"),
@@ -110,10 +108,6 @@ class UpdateReverted(Detector[RevertedState]):
     def reaches(self) -> tuple[Reach, ...]:
         """Writes before sampled steps."""
         return (Reach((f"words/{_BETWEEN}",), self.policy.recurs, LASTS_SAMPLED),)
-
-    def start(self) -> RevertedState:
-        """Nothing seen yet."""
-        return RevertedState()
 
     def advance(self, window: Window, state: RevertedState) -> Outcome:
         """Goes through the digests step by step."""
@@ -140,7 +134,7 @@ class UpdateReverted(Detector[RevertedState]):
         findings = tuple(
             _finding(e, window, self.policy) for e in state.watch.take(window.last_step)
         )
-        return Outcome({"update.reverted": self._check(window, state)}, findings)
+        return Outcome({"update.reverted": self._check(state)}, findings)
 
     @staticmethod
     def _returned(past: Past, step: int, change: int) -> int:
@@ -150,17 +144,13 @@ class UpdateReverted(Detector[RevertedState]):
         earlier = past.seen.get((past.digest + change) % 2**64, -1)
         return earlier if earlier < step - 1 else -1
 
-    def _check(self, window: Window, state: RevertedState) -> Check:
-        episode = state.watch.open(window.last_step)
-        if episode is not None:
-            return Check(Status.OPEN, f"{_finding(episode, window, self.policy).title}.")
+    def _check(self, state: RevertedState) -> Check:
         if not state.judged:
             why = "No rank posts what is written to its parameters between two steps."
-            return Check(Status.MISSING_INPUT, why)
-        return Check(
-            Status.OK,
+            return Check.missing(why)
+        return Check.ok(
             f"Nothing set the parameters back to an earlier step, before "
-            f"{count(state.judged, 'checked step')}.",
+            f"{count(state.judged, 'checked step')}."
         )
 
 

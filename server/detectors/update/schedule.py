@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -14,10 +13,10 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Policy, Share, Steps, Times
 from rankscope.server.detectors.recurrence import detrended, folded
 from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.waiting import GRACE
 from rankscope.server.detectors.wording import count, if_several, number
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Window
 
-_GRACE = 20
 _WRAPPED = "scheduler.wrapped"
 # Rates in which a period is looked for: of up to a sixth of them, 10 steps.
 _RATES = 64
@@ -151,20 +150,15 @@ class ScheduleMismatch(Detector[ScheduleState]):
         huggingface/accelerate#1398 and others: a scheduler stepped by every process.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("schedule.mismatch",)
-    policies: ClassVar[type[Policy]] = SchedulePolicy
-    needs: ClassVar[tuple[str, ...]] = ("lr",)
-    wants: ClassVar[tuple[str, ...]] = ("scheduler_steps", "micro_steps")
+    kinds = ("schedule.mismatch",)
+    needs = ("lr",)
+    wants = ("scheduler_steps", "micro_steps")
 
     policy: SchedulePolicy
 
     def reaches(self) -> tuple[Reach, ...]:
         """Consecutive learning rates that are as good as zero."""
-        return (Reach(self.needs, _GRACE, TO_THE_END),)
-
-    def start(self) -> ScheduleState:
-        """Nothing seen yet."""
-        return ScheduleState()
+        return (Reach(self.needs, GRACE, TO_THE_END),)
 
     def advance(self, window: Window, state: ScheduleState) -> Outcome:
         """Follows the learning rate."""
@@ -202,7 +196,7 @@ class ScheduleMismatch(Detector[ScheduleState]):
         serious = any(finding.severity == "warning" for finding in fast)
         alternates = [_alternates(e) for e in state.alternates.take(window.last_step)]
         findings = (*fast, *(() if serious else ended), *alternates)
-        return Outcome({"schedule.mismatch": _check(window, state)}, findings)
+        return Outcome({"schedule.mismatch": _check(state)}, findings)
 
     def _little(self, step: int, rate: float, state: ScheduleState) -> None:
         """Whether nearly all of a training has a rate that is negligible beside its largest."""
@@ -382,24 +376,14 @@ def _finding(episode: Episode[Ended], window: Window) -> Finding:
     )
 
 
-def _check(window: Window, state: ScheduleState) -> Check:
-    fast = state.fast.open(window.last_step)
-    if fast is not None:
-        return Check(Status.OPEN, f"{_too_fast(fast, window).title}.")
-    episode = state.watch.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, window).title}.")
-    alternates = state.alternates.open(window.last_step)
-    if alternates is not None:
-        return Check(Status.OPEN, f"{_alternates(alternates).title}.")
-    if state.judged < _GRACE:
-        return Check(Status.INSUFFICIENT_DATA, f"{count(state.judged, 'learning rate')} so far.")
-    return Check(
-        Status.OK,
+def _check(state: ScheduleState) -> Check:
+    if state.judged < GRACE:
+        return Check.insufficient(f"{count(state.judged, 'learning rate')} so far.")
+    return Check.ok(
         f"The learning rate has not come to its end in {count(state.judged, 'step')}"
         + (
             ", and its schedule does not advance too often."
             if state.counts
             else "; how often a scheduler advances cannot be seen."
-        ),
+        )
     )

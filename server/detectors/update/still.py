@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.episode import Episode
+from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.wording import agree, count, listing, ranks, sentences
 from rankscope.server.window import Window
 
@@ -144,15 +145,12 @@ def unstepped_finding(found: Mapping[int, Unstepped], window: Window) -> Finding
     discarded = max(one.discarded for one in found.values())
     ended = all(one.ended for one in found.values())
     step = min(one.step for one in found.values())
-    return Finding(
+    return Incident.since(step, window.last_step).finding(
         kind="update.missing",
         key="unstepped",
         severity="critical",
         title=f"{'No optimizer step was made' if ended else 'No optimizer step has ended'} in "
         f"{count(passes, 'backward pass')}{where}",
-        seen_step=step,
-        last_step=max(window.last_step, step),
-        first_step=step,
         ranks=who,
         stage="optimizer",
         cause=sentences(
@@ -170,7 +168,6 @@ def unstepped_finding(found: Mapping[int, Unstepped], window: Window) -> Finding
             "accumulation. Where the parameters are changed by other means, use `agent.start` and "
             "call `monitor.step` at each change."
         ),
-        clear_after=0,
         evidence={"passes": passes, "discarded": discarded, "ended": ended},
     )
 
@@ -181,14 +178,11 @@ def moved_finding(found: Mapping[int, Unstepped], window: Window) -> Finding:
     where = "" if len(who) == window.world_size else f" on {ranks(who)}"
     passes = max(one.passes for one in found.values())
     step = min(one.step for one in found.values())
-    return Finding(
+    return Incident.since(step, window.last_step).finding(
         kind="update.missing",
         key="unstepped",
         severity="info",
         title=f"The parameters are changed by something else than an optimizer{where}",
-        seen_step=step,
-        last_step=max(window.last_step, step),
-        first_step=step,
         ranks=who,
         stage="optimizer",
         cause=(
@@ -201,7 +195,6 @@ def moved_finding(found: Mapping[int, Unstepped], window: Window) -> Finding:
             "Nothing, if this is meant. To have these ranks watched, use `agent.start` and call "
             "`monitor.step` at each change; of asynchronous workers, `agent.parameter_server`."
         ),
-        clear_after=0,
         evidence={
             "passes": passes,
             "discarded": max(one.discarded for one in found.values()),
@@ -219,14 +212,11 @@ def _stopped(found: Mapping[int, Unstepped], window: Window) -> Finding:
     seconds = max(one.seconds for one in found.values())
     step = min(one.step for one in found.values())
     made = count(passes, "backward pass") if passes else count(forwards, "forward pass")
-    return Finding(
+    return Incident.since(step, window.last_step).finding(
         kind="update.missing",
         key="unstepped",
         severity="critical" if passes else "warning",
         title=f"No optimizer step has ended since step {step - 1} in {made}{where}",
-        seen_step=step,
-        last_step=max(window.last_step, step),
-        first_step=step,
         ranks=who,
         stage="optimizer",
         cause=sentences(
@@ -244,7 +234,6 @@ def _stopped(found: Mapping[int, Unstepped], window: Window) -> Finding:
             "it hold; end a training that skips many steps in a row with an error. Call "
             "`model.eval()` and use `torch.no_grad()` where nothing is trained."
         ),
-        clear_after=0,
         evidence={
             "passes": passes,
             "discarded": max(one.discarded for one in found.values()),
@@ -361,14 +350,11 @@ def outside_finding(still: Still, step: int, last_step: int) -> Finding:
                 f"{'it was' if one else 'they were'} possibly added or replaced after this one was "
                 "built."
             )
-    return Finding(
+    return Incident.since(step, last_step).finding(
         kind="update.missing",
         key="held",
         severity="critical" if still.whole else "warning" if still.forgotten else "info",
         title=title,
-        seen_step=step,
-        last_step=last_step,
-        first_step=step,
         ranks=still.ranks,
         tensors=still.names,
         stage="start",
@@ -378,7 +364,6 @@ def outside_finding(still: Still, step: int, last_step: int) -> Finding:
             "and changed, or add what is missing with `add_param_group`. Set `requires_grad` to "
             "False for what is not to be trained."
         ),
-        clear_after=0,
         evidence={
             "tensors": still.tensors,
             "of": still.of,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.desync import Desync
-from rankscope.server.detectors.reduction import ReductionWrong
+from rankscope.server.detectors.desync.detector import Desync
+from rankscope.server.detectors.reduction.wrong import ReductionWrong
 from rankscope.server.window import Average, Series, Window
 
 RANKS = 3
@@ -41,7 +41,7 @@ def judged(averages, *, samples=(32.0, 32.0, 32.0)):
         )
         outcome = detector.advance(window, state)
         found |= {finding.first_step: finding for finding in outcome.findings}
-        check = outcome.checks["reduction.wrong"]
+        check = detector.checks(outcome, window.last_step)["reduction.wrong"]
     return list(found.values()), check
 
 

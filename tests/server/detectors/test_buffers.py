@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankscope.server.alerts.onset import since
-from rankscope.server.detectors.desync import Buffers
+from rankscope.server.detectors.desync.buffers import Buffers
 from rankscope.server.window import TensorDifference
 from tests.support.judging import judge
 from tests.support.runs.compared import differing, equal, of_ranks, run

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.rank import RankGradientOutlier
+from rankscope.server.detectors.rank.gradient_outlier import RankGradientOutlier
 from tests.support.judging import judge
 from tests.support.runs.timings import norms
 

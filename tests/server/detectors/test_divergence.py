@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankscope.server.detectors import build
-from rankscope.server.detectors.desync import Desync
+from rankscope.server.detectors.desync.detector import Desync
 from rankscope.server.detectors.desync.incident import Growth
 from rankscope.server.window import Comparison, Series, TensorDifference, Window
 from tests.support.judging import judge

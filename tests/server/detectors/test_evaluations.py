@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rankscope.server.detectors.generalization import GeneralizationGap
+from rankscope.server.detectors.generalization.gap import GeneralizationGap
 from tests.support.judging import judge
 from tests.support.runs.scenarios import recorded
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from rankscope.server.detectors.rank import RankStraggler
 from rankscope.server.detectors.rank.gpus import Gpus
+from rankscope.server.detectors.rank.straggler import RankStraggler
 from tests.support.judging import judge
 from tests.support.runs.timings import timings
 

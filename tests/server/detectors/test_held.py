@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.update import UpdateDrift
+from rankscope.server.detectors.update.drift import UpdateDrift
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.data import DataOutlier
+from rankscope.server.detectors.data.outlier import DataOutlier
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace
 

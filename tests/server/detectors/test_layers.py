@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from rankscope.server.alerts.causes import link
 from rankscope.server.detectors import build
-from rankscope.server.detectors.batch import BatchNoise
-from rankscope.server.detectors.compression import CompressionError
-from rankscope.server.detectors.data import DataOutlier
-from rankscope.server.detectors.gradient import GradientVanishing
-from rankscope.server.detectors.layer import LayerDead
-from rankscope.server.detectors.update import UpdateRatio
+from rankscope.server.detectors.batch.noise import BatchNoise
+from rankscope.server.detectors.compression.error import CompressionError
+from rankscope.server.detectors.data.outlier import DataOutlier
+from rankscope.server.detectors.gradient.vanishing import GradientVanishing
+from rankscope.server.detectors.layer.dead import LayerDead
+from rankscope.server.detectors.update.ratio import UpdateRatio
 from tests.support.judging import judge
 from tests.support.runs.layered import (
     NAMES,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.rank import RankLossOutlier
+from rankscope.server.detectors.rank.loss_outlier import RankLossOutlier
 from rankscope.server.detectors.statistics import grows_with
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace

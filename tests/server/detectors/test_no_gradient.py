@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.update import UpdateMissing
+from rankscope.server.detectors.update.missing import UpdateMissing
 from rankscope.server.window import Series, Window
 
 STEPS = 48
@@ -29,7 +29,7 @@ def judged(*, updates=None, gradients=None, digests=None, steps=STEPS):
     )
     detector = UpdateMissing()
     outcome = detector.advance(window, detector.start())
-    return outcome.findings, outcome.checks["update.missing"]
+    return outcome.findings, detector.checks(outcome, steps - 1)["update.missing"]
 
 
 def test_a_loss_that_is_cut_off():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.gradient import GradientOscillating
+from rankscope.server.detectors.gradient.oscillating import GradientOscillating
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.throughput import ThroughputDropped
+from rankscope.server.detectors.throughput.dropped import ThroughputDropped
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace
 

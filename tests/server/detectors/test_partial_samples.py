@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.desync import Desync
+from rankscope.server.detectors.desync.detector import Desync
 from rankscope.server.window import TensorDifference
 from tests.support.judging import judge
 from tests.support.runs.compared import Unwrapped, differing, equal, of_ranks, run

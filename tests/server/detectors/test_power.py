@@ -5,7 +5,7 @@ import pytest
 
 from rankscope.server.detectors import DETECTORS, build
 from rankscope.server.detectors.base import Reach
-from rankscope.server.detectors.gradient import GradientAccumulating
+from rankscope.server.detectors.gradient.accumulating import GradientAccumulating
 from rankscope.server.detectors.reach import Recorded
 from rankscope.server.window import Status
 from tests.support.judging import judge

@@ -7,7 +7,7 @@ import pytest
 
 from rankscope.server.comparison import compare
 from rankscope.server.detectors.data.duplicated import Duplicated
-from rankscope.server.detectors.desync import Desync
+from rankscope.server.detectors.desync.detector import Desync
 from rankscope.server.detectors.desync.versions import VersionFacts, Versions
 from rankscope.server.window import Series, Window
 from tests.support.judging import judge

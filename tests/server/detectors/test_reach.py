@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.gradient import GradientExploding
-from rankscope.server.detectors.loss import LossDiverging, LossSpike
-from rankscope.server.detectors.loss.spike import SpikePolicy
-from rankscope.server.detectors.rate import RateTooHigh
+from rankscope.server.detectors.gradient.exploding import GradientExploding
+from rankscope.server.detectors.loss.diverging import LossDiverging
+from rankscope.server.detectors.loss.spike import LossSpike, SpikePolicy
+from rankscope.server.detectors.rate.high import RateTooHigh
 from rankscope.server.window import Status
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace

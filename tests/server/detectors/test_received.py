@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.rank import RankStarved
+from rankscope.server.detectors.rank.starved import RankStarved
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.layer import LayerDead
+from rankscope.server.detectors.layer.dead import LayerDead
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from rankscope.server.detectors.desync.detector import Desync
-from rankscope.server.detectors.rank import RankStarved, RankStraggler
+from rankscope.server.detectors.rank.starved import RankStarved
+from rankscope.server.detectors.rank.straggler import RankStraggler
 from rankscope.server.window import Comparison
 from tests.support.judging import judge
 from tests.support.runs.scenarios import GENERATORS

@@ -1,13 +1,16 @@
 """What the runner decides for the detectors."""
 
 import logging
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from rankscope.server.detectors.base import Detector, Outcome
+from rankscope.server.detectors.policy import Number, Policy
 from rankscope.server.detectors.profiles import LOGGED
-from rankscope.server.detectors.runner import GRACE, Evaluation
+from rankscope.server.detectors.runner import Evaluation
+from rankscope.server.detectors.waiting import GRACE
 from rankscope.server.window import Check, Series, Status, Window
 from tests.support.incidents import finding
 
@@ -164,3 +167,96 @@ def test_time_is_measured_by_a_clock_that_is_handed_in():
     evaluation.advance(window(0, 5))
     evaluation.advance(window(5, 5))
     assert evaluation.seconds == {"Reports": 2.0, "Compares": 0.0}
+
+
+# ------------------------------------------------------------------- what is said once for all
+
+
+def lasting(step, last_step, clear_after):
+    return replace(
+        finding("loss.spike", step), last_step=last_step, clear_after=clear_after, title="It jumps"
+    )
+
+
+class Lasts(Detector[list]):
+    """Reports what it is made with; its own answer is that all is in order."""
+
+    kinds = ("loss.spike",)
+    found: tuple = ()
+
+    def advance(self, window, state):
+        return Outcome({"loss.spike": OK}, self.found)
+
+
+@pytest.mark.parametrize(
+    ("found", "is_open"),
+    [
+        ((), False),
+        ((lasting(3, 5, 4),), True),  # steps 6 to 9 are within its 4
+        ((lasting(3, 4, 4),), False),
+        ((lasting(3, 3, None),), True),
+        ((lasting(3, 4, 4), replace(lasting(8, 9, 0), key="rank:1")), True),
+    ],
+)
+def test_a_kind_is_open_while_a_finding_of_it_is_not_over(found, is_open):
+    detector = Lasts()
+    detector.found = found
+    _, checks = Evaluation([detector]).advance(window(0, 10))
+    assert checks["loss.spike"] == (Check.open("It jumps.") if is_open else OK)
+
+
+def test_a_detector_may_say_itself_that_a_kind_is_open():
+    class Says(Lasts):
+        found = (lasting(3, 5, 4),)
+        reports_open = True
+
+    _, checks = Evaluation([Says()]).advance(window(0, 10))
+    assert checks["loss.spike"] == OK
+
+
+class Waits(Detector[list]):
+    kinds = ("loss.spike",)
+
+    def advance(self, window, state):
+        return Outcome({"loss.spike": Check.missing("Nobody posts it.", early="Not yet.")})
+
+
+def test_what_nobody_posts_is_missing_after_a_while():
+    evaluation = Evaluation([Waits()])
+    _, checks = evaluation.advance(window(0, GRACE - 1))
+    assert checks["loss.spike"] == Check(Status.INSUFFICIENT_DATA, "Not yet.")
+    _, checks = evaluation.advance(window(GRACE - 1, 1))
+    assert checks["loss.spike"] == Check(Status.MISSING_INPUT, "Nobody posts it.")
+
+
+@dataclass(frozen=True, slots=True)
+class LeastPolicy(Policy):
+    """Thresholds.
+
+    Attributes:
+        least: smallest value.
+    """
+
+    least: Number = 3.0
+
+
+class Declares(Detector[dict]):
+    """Its state and its thresholds are those that it declares."""
+
+    kinds = ("loss.spike",)
+    policy: LeastPolicy
+
+    def advance(self, window, state):
+        state["seen"] = state.get("seen", 0) + len(window.steps)
+        return Outcome({"loss.spike": Check.ok(f"{state['seen']} of {self.policy.least}.")})
+
+
+def test_state_and_thresholds_are_declared_once():
+    assert Declares.policies is LeastPolicy
+    first, second = Declares(), Declares()
+    assert first.start() == {}
+    assert first.start() is not second.start()
+    evaluation = Evaluation([first])
+    evaluation.advance(window(0, 4))
+    _, checks = evaluation.advance(window(4, 4))
+    assert checks["loss.spike"].why == "8 of 3.0."

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rankscope.agent import wire
-from rankscope.server.detectors.reduction import ReductionWrong
+from rankscope.server.detectors.reduction.wrong import ReductionWrong
 from rankscope.server.detectors.runner import Evaluation
 from rankscope.server.window import LayerNumbers, Series, Window
 

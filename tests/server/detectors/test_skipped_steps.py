@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.rank import RankStalled
+from rankscope.server.detectors.rank.stalled import RankStalled
 from rankscope.server.detectors.runner import Evaluation
-from rankscope.server.detectors.update import UpdateMissing
+from rankscope.server.detectors.update.missing import UpdateMissing
 from rankscope.server.window import Occurrence, RankLiveness, Series, Window
 
 LAST = 49

@@ -7,7 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.data import BatchShared, Imbalanced
+from rankscope.server.detectors.data.imbalanced import Imbalanced
+from rankscope.server.detectors.data.shared import BatchShared
 from rankscope.server.window import Series, Window
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace

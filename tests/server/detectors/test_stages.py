@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.reduction import ReductionWrong
+from rankscope.server.detectors.reduction.wrong import ReductionWrong
 from rankscope.server.window import Reduction
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace

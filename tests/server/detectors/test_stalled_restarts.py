@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.accuracy import AccuracyStalled
+from rankscope.server.detectors.accuracy.stalled import AccuracyStalled
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.desync import Progress
+from rankscope.server.detectors.desync.progress import Progress
 from tests.support.judging import judge
 from tests.support.runs.compared import differing, equal, run
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.loss import LossNonFinite
+from rankscope.server.detectors.loss.nonfinite import LossNonFinite
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace
 

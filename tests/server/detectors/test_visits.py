@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.data import Overlap, Replayed
+from rankscope.server.detectors.data.overlap import Overlap
+from rankscope.server.detectors.data.replayed import Replayed
 from rankscope.server.detectors.visits import Visits
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.loss import LossOscillating
-from rankscope.server.detectors.rank import RankLossOutlier
+from rankscope.server.detectors.loss.oscillating import LossOscillating
+from rankscope.server.detectors.rank.loss_outlier import RankLossOutlier
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace
 
