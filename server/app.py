@@ -15,6 +15,7 @@ from rankscope.dashboard import pages
 from rankscope.server.api import (
     alerts,
     compare,
+    data,
     detectors,
     divergence,
     fleet,
@@ -55,6 +56,7 @@ _ROUTERS = (
     runs,
     series,
     divergence,
+    data,
     alerts,
     verdict,
     detectors,

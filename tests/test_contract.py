@@ -70,6 +70,7 @@ ROUTES = """
 FURTHER_ROUTES = """
     DELETE /api/v1/runs/{run}
     GET /api/v1/compare
+    GET /api/v1/runs/{run}/data
     GET /api/v1/detectors
     GET /api/v1/projects/{project}/detectors
     PUT /api/v1/projects/{project}/detectors
