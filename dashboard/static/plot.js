@@ -25,6 +25,13 @@ export function plotly() {
 /** Arrays come as base64 of their bytes; plotly keeps what it decoded beside it. */
 export const values = (array) => array?._inputArray ?? array ?? [];
 
+/** Of ascending `from` to `to` [K] each, straight between them and beyond. */
+function between(value, from, to) {
+  let high = 1;
+  while (high < from.length - 1 && from[high] < value) high++;
+  return to[high - 1] + ((value - from[high - 1]) / (from[high] - from[high - 1])) * (to[high] - to[high - 1]);
+}
+
 export class Plot {
   #next = null; // What is wanted by now: [path, parameters].
   #drawing = null;
@@ -75,39 +82,52 @@ export class Plot {
 
   #listen() {
     const { hover, leave, zoom, reset, click, mark } = this.events;
-    if (hover) this.node.on("plotly_hover", (event) => hover(event.points[0].x));
+    if (hover) this.node.on("plotly_hover", (event) => hover(this.#step(event.points[0].x)));
     if (leave) this.node.on("plotly_unhover", () => leave());
     if (reset) this.node.on("plotly_doubleclick", () => reset());
-    if (click) this.node.on("plotly_click", (event) => click(Math.round(event.points[0].x), event.points[0]));
+    if (click) this.node.on("plotly_click", (event) => click(Math.round(this.#step(event.points[0].x)), event.points[0]));
     if (mark) this.node.on("plotly_clickannotation", (event) => event.annotation.name && mark(event.annotation.name));
     if (zoom) {
       this.node.on("plotly_relayout", (change) => {
         const low = change["xaxis.range[0]"];
         const high = change["xaxis.range[1]"];
         if (low === undefined || high === undefined) return;
-        const from = Math.max(0, Math.ceil(low));
-        zoom(from, Math.max(from + 1, Math.floor(high)));
+        const from = Math.max(0, Math.ceil(this.#step(low)));
+        zoom(from, Math.max(from + 1, Math.floor(this.#step(high))));
       });
     }
+  }
+
+  /** The step at a place of the x axis, which may be one of time. */
+  #step(x) {
+    const { steps, at } = this.meta.axis ?? {};
+    return steps ? between(x, at, steps) : x;
   }
 
   /** The lines of the figure: [{ name, rank, steps, values }], smoothed ones left out. */
   lines() {
     return (this.node.data ?? [])
       .filter((trace) => ["raw", "median"].includes(trace.meta?.role))
-      .map((trace) => ({ name: trace.name, rank: trace.meta.rank, steps: values(trace.x), values: values(trace.y) }));
+      .map((trace) => ({ name: trace.name, rank: trace.meta.rank, steps: this.stepsOf(values(trace.x)), values: values(trace.y) }));
+  }
+
+  /** Steps of places on the x axis. */
+  stepsOf(xs) {
+    return this.meta.axis ? Array.from(xs, (x) => Math.round(this.#step(x))) : xs;
   }
 
   /** A thin line at a step that is pointed at in another chart; null takes it away. */
   crosshair(step) {
     const axis = this.node._fullLayout?.xaxis;
-    const outside = step === null || !axis || step < axis.range[0] || step > axis.range[1];
+    const { steps, at } = this.meta?.axis ?? {};
+    const x = steps && step !== null ? between(step, steps, at) : step;
+    const outside = step === null || !axis || x < axis.range[0] || x > axis.range[1];
     this.line?.remove();
     this.line = null;
     if (outside) return;
     this.line = document.createElement("div");
     this.line.className = "crosshair";
-    this.line.style.left = `${axis._offset + axis.d2p(step)}px`;
+    this.line.style.left = `${axis._offset + axis.d2p(x)}px`;
     this.node.append(this.line);
   }
 

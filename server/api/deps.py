@@ -56,11 +56,13 @@ class Page:
     after: tuple[Any, ...] | None
 
 
-def paging(*types: type, usual: int = 100, most: int = 1000) -> Callable[..., Page]:
+def paging(
+    *types: type | tuple[type, ...], usual: int = 100, most: int = 1000
+) -> Callable[..., Page]:
     """A dependency that reads `limit` and `cursor`.
 
     Args:
-        types: of what a page of this list ends with.
+        types: of what a page of this list ends with; several where that depends on its order.
         usual: length of a page where none is asked for.
         most: longest page that may be asked for.
     """
@@ -78,7 +80,9 @@ def paging(*types: type, usual: int = 100, most: int = 1000) -> Callable[..., Pa
             return Page(limit, None)
         try:
             after = json.loads(base64.urlsafe_b64decode(cursor.encode()))
-            if [type(part) for part in after] != list(types):
+            allowed = [one if isinstance(one, tuple) else (one,) for one in types]
+            # Not `isinstance`: to that, true and false are integers.
+            if not all(type(part) in of for part, of in zip(after, allowed, strict=True)):
                 raise ValueError("not of our making")
             if any(isinstance(part, int) and abs(part) > _MAX_INTEGER for part in after):
                 raise ValueError("too large")

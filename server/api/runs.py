@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast, get_args
 
 from fastapi import APIRouter, Depends, Query
 from sqlalchemy import Connection
@@ -39,7 +39,9 @@ from rankscope.server.storage.reading import runs, series
 router = APIRouter(tags=["runs"])
 _logger = logging.getLogger(__name__)
 
-Paging = Annotated[Page, Depends(paging(float, int))]
+# A page ends with the place of its last run in the order that was asked for.
+Paging = Annotated[Page, Depends(paging((float, int, str), int))]
+_SORTS = tuple(f"{sign}{column}" for column in get_args(runs.RunColumn) for sign in ("", "-"))
 
 
 @router.get("/runs")
@@ -53,8 +55,20 @@ def list_runs(
         Literal["newest", "attention"],
         Query(description="`attention`: running ones first, then those that failed or were lost"),
     ] = "newest",
+    sort: Annotated[
+        str | None,
+        Query(
+            pattern=f"^({'|'.join(_SORTS)})$",
+            description="a column instead of `order`, with `-` the largest first: "
+            + ", ".join(f"`{column}`" for column in get_args(runs.RunColumn)),
+        ),
+    ] = None,
 ) -> Items[Run]:
     """Runs, newest first."""
+    column = None if sort is None else cast(runs.RunColumn, sort.removeprefix("-"))
+    text = column in runs.TEXT_COLUMNS
+    if page.after is not None and isinstance(page.after[0], str) != text:
+        raise Problem(422, "cursor: is of another order of this list")
     with reading(engine) as connection:
         rows, after = runs.list_runs(
             connection,
@@ -64,6 +78,8 @@ def list_runs(
             state=state,
             search=q,
             attention=order == "attention",
+            column=column,
+            descending=sort is not None and sort.startswith("-"),
         )
         return Items(items=summaries(connection, rows), next_cursor=next_cursor(after))
 

@@ -210,6 +210,7 @@ def _shared(items: UInt64, number: Int64, row: Int64, count: int) -> Float64:
         both += held.T @ held
     fewer = np.minimum(sizes[:, None], sizes[None, :])
     np.fill_diagonal(fewer, 0)
-    share = np.full((count, count), np.nan)
+    share: Float64 = np.full((count, count), np.nan)
     np.divide(both * stride, fewer, out=share, where=fewer > 0)
-    return np.minimum(share, 1.0, out=share)
+    np.minimum(share, 1.0, out=share)
+    return share
