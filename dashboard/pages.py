@@ -16,7 +16,7 @@ from fastapi.exception_handlers import http_exception_handler
 from fastapi.templating import Jinja2Templates
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from rankscope.dashboard import assets, overviews, ranges
+from rankscope.dashboard import assets, overviews, ranges, tails
 from rankscope.dashboard.figures import (
     THEMES,
     axes,
@@ -171,6 +171,7 @@ def _figures(source: Source) -> APIRouter:
         log: bool = False,
         theme: Theme = "light",
         axis: Annotated[str, Query(pattern=f"^({'|'.join(axes.SERIES)})?$")] = "",
+        known_points: Annotated[str, Query(alias="known", max_length=64)] = "",
     ) -> Response:
         everyone = known(source, run)
         chosen = ranges.parse(ranks) if ranks else None
@@ -194,6 +195,7 @@ def _figures(source: Source) -> APIRouter:
             of = source.curves(run, axes.SERIES[axis], Selection(max_points=_KNOTS))
             if (made := axis_of(axis, of)) is not None:
                 on_axis(figure, made)
+        tails.cut(figure, tails.Known.parse(known_points))
         return assets.figure_response(request, figure)
 
     @router.get("/divergence.json")

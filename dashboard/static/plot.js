@@ -1,6 +1,7 @@
 // One plotly figure in one element: fetched as JSON, drawn again when it has changed.
 
 import { Problem, get, root } from "./api.js";
+import { grown } from "./growing.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false, showTips: false };
 
@@ -36,6 +37,8 @@ export class Plot {
   #next = null; // What is wanted by now: [path, parameters].
   #drawing = null;
   #text = "";
+  #asked = ""; // What was drawn last, but for what was known then.
+  #figure = null; // The whole of it.
 
   /** events: { hover(step), leave(), zoom(from, to), reset(), click(step, point), mark(alert id) } */
   constructor(node, events = {}) {
@@ -45,7 +48,7 @@ export class Plot {
   }
 
   /**
-   * Draws the figure at a path. Calls that come while one is under way become one more at its end, and
+   * Draws the figure at a path; of one that it has already, the points that are new. Calls that come while one is under way become one more at its end, and
    * all of them wait for that: what became of the earlier ones, nobody wants to know any more.
    */
   draw(path, parameters) {
@@ -58,23 +61,28 @@ export class Plot {
     while (this.#next) {
       const wanted = this.#next;
       this.#next = null;
+      const asked = JSON.stringify(wanted);
+      const { tail } = (asked === this.#asked && this.#figure?.layout.meta) || {};
       try {
-        await this.#put(await get(...wanted));
+        const [path, parameters] = wanted;
+        const figure = await get(path, tail ? { ...parameters, known: `${tail.from}:${tail.digest}` } : parameters);
+        await this.#put(figure, asked);
       } catch (error) {
         if (!this.#next) throw error;
       }
     }
   }
 
-  async #put(figure) {
-    const text = JSON.stringify(figure);
-    if (text === this.#text) return;
+  async #put(answer, asked) {
+    const text = JSON.stringify(answer);
+    if (text === this.#text && asked === this.#asked) return;
+    const figure = answer.layout.meta?.tail ? grown(this.#figure, answer) : answer;
     this.meta = figure.layout.meta ?? {};
     // What was wrong before this one.
     this.node.querySelector(":scope > .broken")?.remove();
     await (await plotly()).react(this.node, figure.data, figure.layout, CONFIG);
     // Only now: one that could not be drawn has to be tried again.
-    this.#text = text;
+    [this.#text, this.#asked, this.#figure] = [text, asked, figure];
     this.node.setAttribute("aria-label", this.meta.summary ?? "");
     if (!this.drawn) this.#listen();
     this.drawn = true;
