@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rankscope.dashboard import pages
 from rankscope.server.api import (
     alerts,
+    audit,
     compare,
     data,
     detectors,
@@ -64,6 +65,7 @@ _ROUTERS = (
     compare,
     notifications,
     fleet,
+    audit,
 )
 
 

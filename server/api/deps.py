@@ -18,7 +18,10 @@ from fastapi import Depends, Path, Query, Request
 from sqlalchemy import Connection, Engine
 
 from rankscope.agent import wire
+from rankscope.server.api.guard import TOKEN
 from rankscope.server.api.problems import Problem
+from rankscope.server.storage.access.audit import Actor
+from rankscope.server.storage.access.tokens import Token
 from rankscope.server.storage.reading import runs
 
 MAX_STEP = wire.limits.STEP.most
@@ -38,6 +41,16 @@ async def _engine(request: Request) -> Engine:
 
 
 Database = Annotated[Engine, Depends(_engine)]
+
+
+def _actor(request: Request) -> Actor:
+    token: Token | None = request.scope.get(TOKEN)
+    origin = request.client.host if request.client is not None else ""
+    return Actor(*(("", "") if token is None else (token.name, token.id)), origin)
+
+
+By = Annotated[Actor, Depends(_actor)]
+"""Who asks, for the audit log."""
 
 
 def known_run(connection: Connection, run: str) -> Any:

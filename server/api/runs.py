@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from rankscope.agent.wire import SEVERITIES
 from rankscope.server.alerts.lifecycle import severest
-from rankscope.server.api.deps import Database, Page, RunId, known_run, next_cursor, paging
+from rankscope.server.api.deps import By, Database, Page, RunId, known_run, next_cursor, paging
 from rankscope.server.api.models import (
     Agent,
     AgentEvent,
@@ -155,7 +155,7 @@ def get_run(engine: Database, run: RunId) -> RunDetail:
 
 
 @router.delete("/runs/{run}", status_code=204)
-def delete_run(engine: Database, run: RunId) -> None:
+def delete_run(engine: Database, run: RunId, by: By) -> None:
     """Deletes a run that has ended, with all that belongs to it; this cannot be undone.
 
     A run that is running is refused (409). It takes as long as the run is large; what was cut off
@@ -163,7 +163,7 @@ def delete_run(engine: Database, run: RunId) -> None:
     """
     with reading(engine) as connection:
         row = known_run(connection, run)
-    if not pruning.delete_run(engine, row.key):
+    if not pruning.delete_run(engine, row.key, by=by):
         raise Problem(
             409,
             f"run {run!r} is running: stop its job first; one of which nothing is heard any more "
