@@ -19,10 +19,11 @@ import plotly.graph_objects as go
 
 _LINES = ("raw", "smoothed", "median")
 _AREAS = ("envelope", "band")
-# Share of a line's points, at its end, that may still change: ranks are not all equally far, and
-# the last bucket is filling.
-_OPEN = 0.05
-_FEWEST_OPEN = 2
+# Points at the end of a line that may still change: of buckets the last is filling.
+_OPEN = 2
+# Share of the points of what is over all ranks that may: these are not equally far.
+_OPEN_OVER_RANKS = 0.05
+_OVER_RANKS = ("median", "band")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class _Trace:
         self.place = place
         self._trace = trace
         self.area = _role(trace) in _AREAS
+        self.over_ranks = _role(trace) in _OVER_RANKS
         self.key = (trace.name, repr(sorted((trace.meta or {}).items())))
         self.x = np.asarray(trace.x, np.float64)
 
@@ -82,7 +84,8 @@ class _Trace:
         """Where the points begin that may still change; None where there are too few."""
         x = self.x[~np.isnan(self.x)]
         x = np.unique(x) if self.area else x
-        back = max(_FEWEST_OPEN, int(len(x) * _OPEN))
+        share = _OPEN_OVER_RANKS if self.over_ranks else 0.0
+        back = max(_OPEN, int(len(x) * share))
         return float(x[-back]) if len(x) > back else None
 
     def before(self, end: float) -> Iterator[bytes]:

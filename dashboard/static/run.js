@@ -19,7 +19,8 @@ import { QueryState } from "./query.js";
 import { RankTable, isOrder } from "./ranks.js";
 
 const FACTS_MS = 1000;
-const CHARTS_MS = 2000;
+const CHARTS_MS = 3000;
+const MAPS_MS = 5000; // Maps of all steps, of which a column more is hardly seen.
 const TICK_MS = 1000;
 const MAX_CHIPS = 16;
 const PATIENCE = 60;
@@ -46,6 +47,7 @@ let arrived = false;
 let featured = null; // The alert that the headline speaks of.
 let pointed = null; // The id of the alert that a link or a chart leads to.
 let stages = "";
+let recorded = { names: [], byTensor: [] }; // Series of the run.
 
 // ------------------------------------------------------------------------------------------ charts
 
@@ -154,11 +156,16 @@ const refreshCharts = throttle(CHARTS_MS, async () => {
     const names = items.map((metric) => metric.name);
     charts.setMetrics(names, byTensor);
     offerAxes(names);
-    overviews.setMetrics(names, byTensor, facts.ranks.length);
+    recorded = { names, byTensor };
   } catch (error) {
     showError(error);
   }
   charts.refresh();
+  refreshMaps();
+});
+
+const refreshMaps = throttle(MAPS_MS, () => {
+  overviews.setMetrics(recorded.names, recorded.byTensor, facts.ranks.length);
   drawDivergence();
 });
 
@@ -200,7 +207,7 @@ async function loadFacts() {
   }
   // The evaluation follows the data, and no event reports a verdict: ask again while it lags.
   patience = facts.verdict.verdict === "pending" ? patience - 1 : PATIENCE;
-  if (facts.verdict.verdict === "pending" && patience > 0) setTimeout(refreshFacts, FACTS_MS);
+  if (facts.verdict.verdict === "pending" && patience > 0) setTimeout(refreshLater, FACTS_MS);
 }
 
 /** The address may name an alert, whose card was not there when the browser looked for it. */
@@ -211,6 +218,8 @@ function arrive() {
 addEventListener("hashchange", arrive);
 
 const refreshFacts = throttle(FACTS_MS, loadFacts);
+// New points come all the time, and alerts do not wait for them.
+const refreshLater = throttle(2 * FACTS_MS, loadFacts);
 
 function announce() {
   const { run: about, verdict, ranks } = facts;
@@ -397,6 +406,6 @@ contents($("contents"), () => {
   overviews.refresh();
   if (facts) drawDivergence();
 });
-const live = new Live(`${root}${path}/stream`, ["points", "alert", "state"], () => refreshFacts());
+const live = new Live(`${root}${path}/stream`, ["points", "alert", "state"], (name) => (name === "points" ? refreshLater : refreshFacts)());
 setInterval(() => !document.hidden && tick(), TICK_MS);
 loadFacts();

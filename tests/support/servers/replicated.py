@@ -52,14 +52,14 @@ class Replicated:
     def start(self) -> None:
         """Makes both and starts them; returns once the standby follows."""
         primary, standby = (str(self._folder / name) for name in self._ports)
-        self._call("initdb", "-D", primary, "-A", "trust", "-U", "postgres")
+        self._call("initdb", "-D", primary, "-A", "trust", "-U", "postgres", "--no-sync")
         self._start("primary")
         port = str(self._ports["primary"])
         where = ("-h", "127.0.0.1", "-p", port, "-U", "postgres")
         with self._connected("primary", "postgres") as connection:
             connection.execute(f"CREATE DATABASE {_DATABASE}")
         # -R: it is a standby of the server that it was copied from.
-        self._call("pg_basebackup", *where, "-D", standby, "-R", "-X", "stream")
+        self._call("pg_basebackup", *where, "-D", standby, "-R", "-X", "stream", "-c", "fast")
         self._start("standby")
         with self._connected("primary", "postgres") as connection:
             connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
