@@ -160,7 +160,7 @@ def data_over_steps(
         }
         for step in begun
     ]
-    settings["meta"] = {"summary": f"{what_passes(passes)} in steps {span[0]:,} to {span[1]:,}"}
+    settings["meta"] = {"summary": f"{_passes_text(passes)} in steps {span[0]:,} to {span[1]:,}"}
     return go.Figure(data=traces, layout=settings)
 
 
@@ -250,7 +250,7 @@ def overlap_matrix(
     return go.Figure(data=[trace], layout=settings)
 
 
-def what_passes(passes: Sequence[int]) -> str:
+def _passes_text(passes: Sequence[int]) -> str:
     """`3 passes through the data`."""
     if len(passes) < 2:
         return "one pass through the data so far"
@@ -286,7 +286,7 @@ def _summary(ranks: Sequence[int], of_ranks: Int64, passes: int, what: str) -> s
     share = (of_ranks.sum(axis=0) / total).tolist()
     return (
         f"{total:,} {what} of {len(ranks)} rank{'s' if len(ranks) != 1 else ''} were identified, "
-        f"in {what_passes(range(passes))}. Within a pass {_percent(share[2])} of them had been "
+        f"in {_passes_text(range(passes))}. Within a pass {_percent(share[2])} of them had been "
         f"read before by the same rank, {_percent(share[3])} by another one"
     )
 

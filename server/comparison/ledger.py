@@ -43,7 +43,6 @@ class Ledger:
             read in an earlier pass through the data; that the rank itself had read in this pass;
             that another rank had read in this pass (of one step, a rank of a lower number).
         of_steps: int64 [S, 4]: the same by steps.
-        distinct: int64 [R]: different samples of each pass.
         shared: float64 [R, R]: share of the samples of a pass that both ranks had, of those of the
             one that had fewer; NaN on the diagonal, and where one of them has none.
     """
@@ -57,7 +56,6 @@ class Ledger:
     same_step: Int64
     of_ranks: Int64
     of_steps: Int64
-    distinct: Int64
     shared: Float64
 
 
@@ -130,7 +128,6 @@ def ledger(read: BatchesRead, *, epoch: float = math.nan) -> Ledger:
         same_step=_at_one_step(read.digests, row, column, len(ranks)),
         of_ranks=_tally(row_of, kind, len(ranks)),
         of_steps=_tally(column_of, kind, len(steps)),
-        distinct=np.bincount(row_of[first], minlength=len(ranks)),
         shared=shared,
     )
 
