@@ -15,8 +15,8 @@ from starlette.types import Scope
 
 router = APIRouter()
 
-# Below this a figure fits into a few packets, and compressing it saves nothing that can be felt.
-_WORTH_COMPRESSING = 16_384
+# Below this a figure fits into two packets; an open page asks for several every three seconds.
+_WORTH_COMPRESSING = 2_048
 
 
 def plotly_name() -> str:

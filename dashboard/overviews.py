@@ -12,8 +12,11 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response
 from rankscope.dashboard import alert_chart, assets
 from rankscope.dashboard.figures import (
     THEMES,
+    data_by_rank,
+    data_over_steps,
     divergence_heatmap,
     layer_heatmap,
+    overlap_matrix,
     rank_curves,
     rank_heatmap,
     reduced,
@@ -21,8 +24,8 @@ from rankscope.dashboard.figures import (
     time_shares,
 )
 from rankscope.dashboard.figures.times import SERIES
-from rankscope.dashboard.parameters import Theme, Viewed, known
-from rankscope.dashboard.source import LayerValues, Selection, Source
+from rankscope.dashboard.parameters import Theme, View, Viewed, known
+from rankscope.dashboard.source import DataRead, LayerValues, Selection, Source
 
 _MOST_TICKS = 6
 # Steps around an alert that its chart shows at least.
@@ -33,6 +36,7 @@ def router_of(source: Source) -> APIRouter:
     """Routes below `/runs/{run}/figures`."""
     router = APIRouter(prefix="/runs/{run}/figures")
     _by_rank(router, source)
+    _of_data(router, source)
     _by_layer_and_alert(router, source)
     return router
 
@@ -89,6 +93,52 @@ def _by_rank(router: APIRouter, source: Source) -> None:
         )
         if (span := view.axis) is not None:
             figure.layout.xaxis.range = list(span)
+        return assets.figure_response(request, figure)
+
+
+def _of_data(router: APIRouter, source: Source) -> None:
+    def read(run: str, view: View) -> DataRead:
+        known(source, run)
+        found = source.data(run, from_step=view.from_step, to_step=view.to_step)
+        if found is None:
+            raise HTTPException(404, "No rank of this run has reported batches at these steps.")
+        return found
+
+    @router.get("/data-ranks.json")
+    def data_ranks(request: Request, run: str, view: Viewed) -> Response:
+        found = read(run, view)
+        figure = data_by_rank(
+            found.ranks,
+            found.of_ranks,
+            passes=len(found.passes),
+            by_samples=found.by_samples,
+            theme=view.theme,
+            suspects=source.suspects(run),
+        )
+        if not found.complete:
+            first, last = int(found.steps[0]), int(found.steps[-1])
+            figure.layout.meta["summary"] += f". These are the newest steps, {first:,} to {last:,}"
+        return assets.figure_response(request, figure)
+
+    @router.get("/data-steps.json")
+    def data_steps(request: Request, run: str, view: Viewed) -> Response:
+        found = read(run, view)
+        figure = data_over_steps(
+            found.steps,
+            found.of_steps,
+            passes=found.passes,
+            by_samples=found.by_samples,
+            theme=view.theme,
+            x_range=view.axis,
+        )
+        return assets.figure_response(request, figure)
+
+    @router.get("/overlap.json")
+    def overlap(request: Request, run: str, view: Viewed) -> Response:
+        found = read(run, view)
+        figure = overlap_matrix(
+            found.ranks, found.shared, by_samples=found.by_samples, theme=view.theme
+        )
         return assets.figure_response(request, figure)
 
 

@@ -16,11 +16,14 @@ from fastapi.exception_handlers import http_exception_handler
 from fastapi.templating import Jinja2Templates
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from rankscope.dashboard import assets, overviews, ranges
+from rankscope.dashboard import assets, overviews, ranges, tails
 from rankscope.dashboard.figures import (
     THEMES,
+    axes,
+    axis_of,
     distance_matrix,
     divergence_heatmap,
+    on_axis,
     rank_curves,
     run_curves,
 )
@@ -28,6 +31,8 @@ from rankscope.dashboard.parameters import Step, Theme, Viewed, known, shown
 from rankscope.dashboard.source import Selection, Source
 
 _FOLDER = Path(__file__).parent
+# Of an axis of time: straight between them, so that no step is more than a pixel off.
+_KNOTS = 400
 
 # Nothing may be loaded from elsewhere, and no script may stand in a page: a hostile metric name has
 # nowhere to run. Plotly writes style attributes and shows heatmaps as data: images.
@@ -165,6 +170,8 @@ def _figures(source: Source) -> APIRouter:
         smoothing: Annotated[float, Query(ge=0, lt=1)] = 0.0,
         log: bool = False,
         theme: Theme = "light",
+        axis: Annotated[str, Query(pattern=f"^({'|'.join(axes.SERIES)})?$")] = "",
+        known_points: Annotated[str, Query(alias="known", max_length=64)] = "",
     ) -> Response:
         everyone = known(source, run)
         chosen = ranges.parse(ranks) if ranks else None
@@ -184,6 +191,11 @@ def _figures(source: Source) -> APIRouter:
             color_ranks=everyone,
             legend=False,
         )
+        if axis:
+            of = source.curves(run, axes.SERIES[axis], Selection(max_points=_KNOTS))
+            if (made := axis_of(axis, of)) is not None:
+                on_axis(figure, made)
+        tails.cut(figure, tails.Known.parse(known_points))
         return assets.figure_response(request, figure)
 
     @router.get("/divergence.json")

@@ -75,6 +75,31 @@ class LayerValues:
 
 
 @dataclass(frozen=True, slots=True)
+class DataRead:
+    """What the ranks read; samples by `figures.data.CLASSES`.
+
+    Attributes:
+        ranks: [R], ascending.
+        steps: int64 [S], ascending: those of which batches are known.
+        of_ranks, of_steps: int64 [R, 4] and [S, 4].
+        shared: float64 [R, R]: share of the samples of a pass that two ranks had both; NaN where it
+            is not known.
+        passes: steps at which a pass through the data begins.
+        by_samples: samples were identified; else whole batches count as samples.
+        complete: whether it is of all steps; else of the newest.
+    """
+
+    ranks: tuple[int, ...]
+    steps: Int64
+    of_ranks: Int64
+    of_steps: Int64
+    shared: Float64
+    passes: tuple[int, ...]
+    by_samples: bool
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
 class AlertFacts:
     """What the chart of an alert needs to know of it."""
 
@@ -121,6 +146,9 @@ class Source(Protocol):
 
     def layers(self, run: str, metric: str, table: str, wanted: Selection) -> LayerValues | None:
         """A metric of all tensors, of the first of the wanted ranks; None where there is none."""
+
+    def data(self, run: str, *, from_step: int | None, to_step: int | None) -> DataRead | None:
+        """What the ranks read; None where no batch is known."""
 
     def metrics(self, run: str) -> Sequence[str]:
         """Names of the run's series, without those of single tensors."""

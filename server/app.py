@@ -14,7 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rankscope.dashboard import pages
 from rankscope.server.api import (
     alerts,
+    audit,
     compare,
+    data,
     detectors,
     divergence,
     fleet,
@@ -30,6 +32,7 @@ from rankscope.server.api import (
     verdict,
 )
 from rankscope.server.api.admission import Admission
+from rankscope.server.api.compressing import CompressedJson
 from rankscope.server.api.guard import COOKIE, Guard
 from rankscope.server.dashboard_data import DatabaseSource
 from rankscope.server.health import Health
@@ -55,6 +58,7 @@ _ROUTERS = (
     runs,
     series,
     divergence,
+    data,
     alerts,
     verdict,
     detectors,
@@ -62,6 +66,7 @@ _ROUTERS = (
     compare,
     notifications,
     fleet,
+    audit,
 )
 
 
@@ -118,6 +123,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     pages.install(app, DatabaseSource(engine), cookie=COOKIE)
     app.add_middleware(_SecurityHeaders)
+    app.add_middleware(CompressedJson)
     app.state.guard = Guard(
         app.let_in, engine, hosts=settings.hosts, headers=pages.SECURITY_HEADERS
     )

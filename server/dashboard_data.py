@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from sqlalchemy import Connection, Engine
 
 from rankscope.agent.wire import Float64
 from rankscope.dashboard.figures import Curve, Mark
-from rankscope.dashboard.source import AlertFacts, Distances, Divergence, LayerValues, Selection
+from rankscope.dashboard.source import (
+    AlertFacts,
+    DataRead,
+    Distances,
+    Divergence,
+    LayerValues,
+    Selection,
+)
 from rankscope.server.comparison.compare import pairwise_distances
+from rankscope.server.evaluation import data_ledger
 from rankscope.server.storage.database.engine import reading
 from rankscope.server.storage.judgement import alerts, comparisons
 from rankscope.server.storage.reading import layers, runs, series
@@ -30,6 +39,10 @@ class DatabaseSource:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        # What was read last, with what had been asked for.
+        self._data: tuple[tuple[int, int, int | None, int | None], data_ledger.DataRead] | None = (
+            None
+        )
 
     def ranks(self, run: str) -> Sequence[int] | None:
         """See `Source`."""
@@ -127,6 +140,35 @@ class DatabaseSource:
             )
         return None if found is None else LayerValues(*found)
 
+    def data(self, run: str, *, from_step: int | None, to_step: int | None) -> DataRead | None:
+        """See `Source`."""
+        with reading(self._engine) as connection:
+            row = _row(connection, run)
+            asked = (row.key, row.arrivals, from_step, to_step)
+            # A page asks for its figures one after the other, and all are drawn from this.
+            if (last := self._data) is not None and last[0] == asked:
+                read = last[1]
+            else:
+                read = data_ledger.read_data(
+                    connection, run=row.key, from_step=from_step, to_step=to_step
+                )
+                self._data = asked, read
+        found = read.ledger
+        return (
+            None
+            if found is None
+            else DataRead(
+                ranks=tuple(found.ranks.tolist()),
+                steps=found.steps,
+                of_ranks=found.of_ranks,
+                of_steps=found.of_steps,
+                shared=found.shared,
+                passes=found.passes,
+                by_samples=found.by_samples,
+                complete=read.complete,
+            )
+        )
+
     def metrics(self, run: str) -> Sequence[str]:
         """See `Source`."""
         with reading(self._engine) as connection:
@@ -169,12 +211,16 @@ def _wide(values: Float64) -> Float64:
     return values.astype(np.float64, copy=False)
 
 
-def _key(connection: Connection, run: str) -> int:
-    """Key of a run that is there: the pages have asked for its ranks before."""
+def _row(connection: Connection, run: str) -> Any:
+    """A run that is there: the pages have asked for its ranks before."""
     row = runs.find_run(connection, run)
     if row is None:
         raise LookupError(f"there is no run {run!r}")
-    return int(row.key)
+    return row
+
+
+def _key(connection: Connection, run: str) -> int:
+    return int(_row(connection, run).key)
 
 
 def _most_specific(stages: Sequence[str]) -> str:

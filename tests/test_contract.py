@@ -70,6 +70,7 @@ ROUTES = """
 FURTHER_ROUTES = """
     DELETE /api/v1/runs/{run}
     GET /api/v1/compare
+    GET /api/v1/runs/{run}/data
     GET /api/v1/detectors
     GET /api/v1/projects/{project}/detectors
     PUT /api/v1/projects/{project}/detectors
@@ -77,6 +78,7 @@ FURTHER_ROUTES = """
     GET /api/v1/runs/{run}/detectors
     GET /api/v1/projects
     GET /api/v1/fleet
+    GET /api/v1/audit
     GET /api/v1/notifications
     GET /api/v1/notifications/targets
     POST /api/v1/notifications/targets/{target}/test

@@ -4,7 +4,9 @@ The web page, the self-contained report and a notebook show the same ones.
 """
 
 from rankscope.dashboard.figures.arrays import Curve, Mark, rank_list
+from rankscope.dashboard.figures.axes import Axis, axis_of, on_axis
 from rankscope.dashboard.figures.curves import MAX_LINES, rank_curves
+from rankscope.dashboard.figures.data import data_by_rank, data_over_steps, overlap_matrix
 from rankscope.dashboard.figures.heatmap import divergence_heatmap
 from rankscope.dashboard.figures.layers import layer_heatmap, reduced
 from rankscope.dashboard.figures.matrix import distance_matrix
@@ -20,13 +22,19 @@ __all__ = [
     "LIGHT",
     "MAX_LINES",
     "THEMES",
+    "Axis",
     "Curve",
     "Mark",
     "Theme",
+    "axis_of",
     "axis_title",
+    "data_by_rank",
+    "data_over_steps",
     "distance_matrix",
     "divergence_heatmap",
     "layer_heatmap",
+    "on_axis",
+    "overlap_matrix",
     "rank_colors",
     "rank_curves",
     "rank_heatmap",

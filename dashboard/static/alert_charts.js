@@ -4,6 +4,9 @@ import { Problem, get } from "./api.js";
 import { el } from "./dom.js";
 import { Plot } from "./plot.js";
 
+// Share of the steps of an alert by which it has to grow: a tenth of the chart's width.
+const VISIBLE = 0.1;
+
 export class AlertCharts {
   #charts = new Map(); // id of the alert -> { node, plot, last }
 
@@ -25,12 +28,14 @@ export class AlertCharts {
     let chart = this.#charts.get(alert.id);
     if (!chart) {
       const node = el("div", { class: "plot alert-plot", role: "img", "aria-label": `Chart of ${alert.title}` });
-      chart = { id: alert.id, node, plot: new Plot(node, { mark: this.onMark }), visible: false, dirty: true, last: null };
+      chart = { id: alert.id, node, plot: new Plot(node, { mark: this.onMark }), visible: false, dirty: true, last: null, state: null };
       this.#charts.set(alert.id, chart);
       this.observer.observe(node);
     }
-    if (chart.last !== alert.last_step) {
-      chart.last = alert.last_step;
+    // One that goes on has a chart that becomes longer: anew when that can be seen.
+    const grown = chart.last === null ? Infinity : alert.last_step - chart.last;
+    if (chart.state !== alert.state || grown > VISIBLE * (alert.last_step - alert.first_step)) {
+      [chart.last, chart.state] = [alert.last_step, alert.state];
       chart.dirty = true;
       if (chart.visible) this.#draw(chart);
     }

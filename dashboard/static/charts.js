@@ -21,6 +21,9 @@ const MAX_FOUND = 24;
 const place = (metric) => (FIRST.includes(metric) ? FIRST.indexOf(metric) : FIRST.length);
 const byPlace = (a, b) => place(a) - place(b) || a.localeCompare(b);
 
+// What the x axis of the charts can be, where the run has the series that it is made of.
+export const AXES = { time: "step_seconds", epoch: "epoch", tokens: "tokens" };
+
 export class Charts {
   #cards = new Map();
   #metrics = [];
@@ -246,6 +249,7 @@ export class Charts {
         to_step: s.get("to"),
         smoothing: s.get("smoothing") === "0" ? "" : s.get("smoothing"),
         log: this.isLog(card.metric) ? "true" : "",
+        axis: s.get("axis"),
         theme: window.rankscopeTheme.current(),
       });
       card.node.dataset.drawn = "true";

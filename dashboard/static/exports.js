@@ -30,7 +30,7 @@ export function exportMenu(plot, name) {
     },
     el("summary", { class: "button quiet", title: "Save as CSV, PNG or SVG", "aria-label": `Save ${name()}` }, "\u2193"),
     el("div", { class: "panel" },
-      save("csv", async () => `data:text/csv;charset=utf-8,${encodeURIComponent(csv(plot.node.data ?? [], plot.node.layout?.meta?.names))}`),
+      save("csv", async () => `data:text/csv;charset=utf-8,${encodeURIComponent(csv(plot))}`),
       save("png", picture("png")),
       save("svg", picture("svg"))),
   );
@@ -48,20 +48,19 @@ function download(href, name) {
 const quoted = (value) => (/[",\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : String(value));
 const line = (cells) => cells.map((cell) => quoted(cell ?? "")).join(",");
 
-/**
- * Lines and bars: a column each, by step or rank. Cells: what names them, and their value.
- * @param labels of the rows of cells, where their texts do not say them
- */
-export function csv(traces, labels) {
+/** Lines and bars: a column each, by step or rank. Cells: what names them, and their value. */
+export function csv(plot) {
+  const traces = plot.node.data ?? [];
   const cells = traces.filter((t) => t.type === "heatmap");
-  if (cells.length) return table(cells, labels);
+  // Names of the rows are for cells whose texts do not have them.
+  if (cells.length) return table(cells, plot.node.layout?.meta?.names);
   const lines = traces.filter((t) => ["raw", "median", "part"].includes(t.meta?.role));
   const bars = lines.some((t) => t.type === "bar");
   const names = bars ? lines[0].customdata : null;
   const rows = new Map();
   lines.forEach((trace, column) => {
     const ys = values(trace.y);
-    values(trace.x).forEach((x, i) => {
+    plot.stepsOf(values(trace.x)).forEach((x, i) => {
       if (!rows.has(x)) rows.set(x, []);
       rows.get(x)[column] = ys[i];
     });

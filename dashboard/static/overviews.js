@@ -1,6 +1,6 @@
 // Figures that show a whole run at once: ranks x steps, layers x steps, where the time goes.
 
-import { Problem } from "./api.js";
+import { Problem, root, runPath } from "./api.js";
 import { $, el, show } from "./dom.js";
 import { exportMenu } from "./exports.js";
 import { Plot } from "./plot.js";
@@ -12,6 +12,9 @@ const BY_RANK = [
 ];
 const BY_LAYER = ["grad_norm", "update_ratio", "weight_norm"];
 const TIMED = ["step_seconds", "compute_seconds"];
+const SIZES = "samples";
+// Charts without an axis of steps.
+const NOT_STEPS = ["times", "data-ranks", "overlap"];
 const NARROW = 640;
 const TALL = { few: 150, row: 16, most: 560 };
 
@@ -39,6 +42,11 @@ export class Overviews {
       (meta) => Math.min(TALL.most, Math.max(TALL.few, 90 + TALL.row * (meta.names?.length ?? 0))));
     this.#add("times", "times.json", () => this.#offered.timed && steps(), () => ({}));
     this.#add("shares", "shares.json", () => this.#offered.shared && steps(), events);
+    this.#add("data-ranks", "data-ranks.json", () => this.#offered.read && steps(), () => ({}));
+    this.#add("data-steps", "data-steps.json", () => this.#offered.read && steps(), events);
+    this.#add("overlap", "overlap.json", () => this.#offered.read && steps(), () => ({}));
+    this.#add("batch-sizes", "curves.json", () => this.#offered.read && { metric: SIZES, ...steps() }, events);
+    $("data-numbers").href = `${root}${runPath(run)}/data`;
     this.observer = new IntersectionObserver((entries) => {
       for (const entry of entries) {
         const view = this.#views.find((one) => one.node === entry.target);
@@ -71,6 +79,7 @@ export class Overviews {
     this.#offered = {
       by: by.length > 0 && ranks > 1,
       layer: layers.length > 0,
+      read: names.includes(SIZES),
       timed: TIMED.some((name) => names.includes(name)),
       shared: names.includes("step_seconds") && ["wait_seconds", "data_seconds"].some((name) => names.includes(name)),
     };
@@ -80,6 +89,8 @@ export class Overviews {
     show($("rank-map-panel"), this.#offered.by);
     show($("layers-panel"), this.#offered.layer);
     show($("time-panel"), this.#offered.timed);
+    show($("data-panel"), this.#offered.read);
+    show($("overlap").parentElement, ranks > 1);
     show($("shares").parentElement, this.#offered.shared);
     this.refresh();
   }
@@ -127,7 +138,7 @@ export class Overviews {
 
   point(step, origin) {
     for (const view of this.#views) {
-      if (view.plot !== origin && view.plot.drawn && view.node.id !== "times") view.plot.crosshair(step);
+      if (view.plot !== origin && view.plot.drawn && !NOT_STEPS.includes(view.node.id)) view.plot.crosshair(step);
     }
   }
 }

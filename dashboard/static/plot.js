@@ -1,6 +1,7 @@
 // One plotly figure in one element: fetched as JSON, drawn again when it has changed.
 
 import { Problem, get, root } from "./api.js";
+import { grown } from "./growing.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false, showTips: false };
 
@@ -25,10 +26,19 @@ export function plotly() {
 /** Arrays come as base64 of their bytes; plotly keeps what it decoded beside it. */
 export const values = (array) => array?._inputArray ?? array ?? [];
 
+/** Of ascending `from` to `to` [K] each, straight between them and beyond. */
+function between(value, from, to) {
+  let high = 1;
+  while (high < from.length - 1 && from[high] < value) high++;
+  return to[high - 1] + ((value - from[high - 1]) / (from[high] - from[high - 1])) * (to[high] - to[high - 1]);
+}
+
 export class Plot {
   #next = null; // What is wanted by now: [path, parameters].
   #drawing = null;
   #text = "";
+  #asked = ""; // What was drawn last, but for what was known then.
+  #figure = null; // The whole of it.
 
   /** events: { hover(step), leave(), zoom(from, to), reset(), click(step, point), mark(alert id) } */
   constructor(node, events = {}) {
@@ -38,7 +48,7 @@ export class Plot {
   }
 
   /**
-   * Draws the figure at a path. Calls that come while one is under way become one more at its end, and
+   * Draws the figure at a path; of one that it has already, the points that are new. Calls that come while one is under way become one more at its end, and
    * all of them wait for that: what became of the earlier ones, nobody wants to know any more.
    */
   draw(path, parameters) {
@@ -51,23 +61,28 @@ export class Plot {
     while (this.#next) {
       const wanted = this.#next;
       this.#next = null;
+      const asked = JSON.stringify(wanted);
+      const { tail } = (asked === this.#asked && this.#figure?.layout.meta) || {};
       try {
-        await this.#put(await get(...wanted));
+        const [path, parameters] = wanted;
+        const figure = await get(path, tail ? { ...parameters, known: `${tail.from}:${tail.digest}` } : parameters);
+        await this.#put(figure, asked);
       } catch (error) {
         if (!this.#next) throw error;
       }
     }
   }
 
-  async #put(figure) {
-    const text = JSON.stringify(figure);
-    if (text === this.#text) return;
+  async #put(answer, asked) {
+    const text = JSON.stringify(answer);
+    if (text === this.#text && asked === this.#asked) return;
+    const figure = answer.layout.meta?.tail ? grown(this.#figure, answer) : answer;
     this.meta = figure.layout.meta ?? {};
     // What was wrong before this one.
     this.node.querySelector(":scope > .broken")?.remove();
     await (await plotly()).react(this.node, figure.data, figure.layout, CONFIG);
     // Only now: one that could not be drawn has to be tried again.
-    this.#text = text;
+    [this.#text, this.#asked, this.#figure] = [text, asked, figure];
     this.node.setAttribute("aria-label", this.meta.summary ?? "");
     if (!this.drawn) this.#listen();
     this.drawn = true;
@@ -75,39 +90,52 @@ export class Plot {
 
   #listen() {
     const { hover, leave, zoom, reset, click, mark } = this.events;
-    if (hover) this.node.on("plotly_hover", (event) => hover(event.points[0].x));
+    if (hover) this.node.on("plotly_hover", (event) => hover(this.#step(event.points[0].x)));
     if (leave) this.node.on("plotly_unhover", () => leave());
     if (reset) this.node.on("plotly_doubleclick", () => reset());
-    if (click) this.node.on("plotly_click", (event) => click(Math.round(event.points[0].x), event.points[0]));
+    if (click) this.node.on("plotly_click", (event) => click(Math.round(this.#step(event.points[0].x)), event.points[0]));
     if (mark) this.node.on("plotly_clickannotation", (event) => event.annotation.name && mark(event.annotation.name));
     if (zoom) {
       this.node.on("plotly_relayout", (change) => {
         const low = change["xaxis.range[0]"];
         const high = change["xaxis.range[1]"];
         if (low === undefined || high === undefined) return;
-        const from = Math.max(0, Math.ceil(low));
-        zoom(from, Math.max(from + 1, Math.floor(high)));
+        const from = Math.max(0, Math.ceil(this.#step(low)));
+        zoom(from, Math.max(from + 1, Math.floor(this.#step(high))));
       });
     }
+  }
+
+  /** The step at a place of the x axis, which may be one of time. */
+  #step(x) {
+    const { steps, at } = this.meta.axis ?? {};
+    return steps ? between(x, at, steps) : x;
   }
 
   /** The lines of the figure: [{ name, rank, steps, values }], smoothed ones left out. */
   lines() {
     return (this.node.data ?? [])
       .filter((trace) => ["raw", "median"].includes(trace.meta?.role))
-      .map((trace) => ({ name: trace.name, rank: trace.meta.rank, steps: values(trace.x), values: values(trace.y) }));
+      .map((trace) => ({ name: trace.name, rank: trace.meta.rank, steps: this.stepsOf(values(trace.x)), values: values(trace.y) }));
+  }
+
+  /** Steps of places on the x axis. */
+  stepsOf(xs) {
+    return this.meta.axis ? Array.from(xs, (x) => Math.round(this.#step(x))) : xs;
   }
 
   /** A thin line at a step that is pointed at in another chart; null takes it away. */
   crosshair(step) {
     const axis = this.node._fullLayout?.xaxis;
-    const outside = step === null || !axis || step < axis.range[0] || step > axis.range[1];
+    const { steps, at } = this.meta?.axis ?? {};
+    const x = steps && step !== null ? between(step, steps, at) : step;
+    const outside = step === null || !axis || x < axis.range[0] || x > axis.range[1];
     this.line?.remove();
     this.line = null;
     if (outside) return;
     this.line = document.createElement("div");
     this.line.className = "crosshair";
-    this.line.style.left = `${axis._offset + axis.d2p(step)}px`;
+    this.line.style.left = `${axis._offset + axis.d2p(x)}px`;
     this.node.append(this.line);
   }
 

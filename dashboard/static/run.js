@@ -4,7 +4,7 @@ import { agentPanel } from "./agent.js";
 import { alertCard, families, fillAlerts } from "./alert_card.js";
 import { AlertCharts } from "./alert_charts.js";
 import { Problem, age, get, root, runPath } from "./api.js";
-import { Charts } from "./charts.js";
+import { AXES, Charts } from "./charts.js";
 import { checks } from "./checks.js";
 import { comparison } from "./comparison.js";
 import { contents } from "./contents.js";
@@ -19,7 +19,8 @@ import { QueryState } from "./query.js";
 import { RankTable, isOrder } from "./ranks.js";
 
 const FACTS_MS = 1000;
-const CHARTS_MS = 2000;
+const CHARTS_MS = 3000;
+const MAPS_MS = 5000; // Maps of all steps, of which a column more is hardly seen.
 const TICK_MS = 1000;
 const MAX_CHIPS = 16;
 const PATIENCE = 60;
@@ -29,11 +30,12 @@ const run = document.body.dataset.run;
 const path = runPath(run);
 const state = new QueryState({
   q: "", smoothing: "0", log: "", ranks: "", highlight: "", from: "", to: "", stage: "", step: "", wide: "",
-  by: "", rel: "", layer: "", rsort: "", rq: "", rhost: "",
+  axis: "", by: "", rel: "", layer: "", rsort: "", rq: "", rhost: "",
 }, (values) => {
   const isStep = (text) => /^\d{1,15}$/.test(text);
   if (!isStep(values.from) || !isStep(values.to) || Number(values.from) > Number(values.to)) values.from = values.to = "";
   if (!isStep(values.step)) values.step = "";
+  if (!(values.axis in AXES)) values.axis = "";
   if (!isOrder(values.rsort)) values.rsort = "";
   if (!(Number(values.smoothing) >= 0 && Number(values.smoothing) < 1)) values.smoothing = "0";
   for (const name of ["ranks", "highlight"]) if (parseRanks(values[name]) === null) values[name] = "";
@@ -45,6 +47,7 @@ let arrived = false;
 let featured = null; // The alert that the headline speaks of.
 let pointed = null; // The id of the alert that a link or a chart leads to.
 let stages = "";
+let recorded = { names: [], byTensor: [] }; // Series of the run.
 
 // ------------------------------------------------------------------------------------------ charts
 
@@ -121,6 +124,11 @@ function offerStages(meta) {
   for (const node of [select.parentElement, $("heat-key")]) show(node, (meta.stages ?? []).length > 0);
 }
 
+function offerAxes(names) {
+  for (const option of $("axis").options) option.hidden = option.value !== "" && !names.includes(AXES[option.value]);
+  show($("axis").parentElement, [...$("axis").options].filter((option) => !option.hidden).length > 1);
+}
+
 function chips(meta) {
   const colors = Object.entries(meta.colors ?? {});
   if (!colors.length || colors.length > MAX_CHIPS || colors.length < 2) return;
@@ -147,11 +155,17 @@ const refreshCharts = throttle(CHARTS_MS, async () => {
     const { items, families: byTensor } = await get(`${path}/metrics`, { tensors: "false" });
     const names = items.map((metric) => metric.name);
     charts.setMetrics(names, byTensor);
-    overviews.setMetrics(names, byTensor, facts.ranks.length);
+    offerAxes(names);
+    recorded = { names, byTensor };
   } catch (error) {
     showError(error);
   }
   charts.refresh();
+  refreshMaps();
+});
+
+const refreshMaps = throttle(MAPS_MS, () => {
+  overviews.setMetrics(recorded.names, recorded.byTensor, facts.ranks.length);
   drawDivergence();
 });
 
@@ -193,7 +207,7 @@ async function loadFacts() {
   }
   // The evaluation follows the data, and no event reports a verdict: ask again while it lags.
   patience = facts.verdict.verdict === "pending" ? patience - 1 : PATIENCE;
-  if (facts.verdict.verdict === "pending" && patience > 0) setTimeout(refreshFacts, FACTS_MS);
+  if (facts.verdict.verdict === "pending" && patience > 0) setTimeout(refreshLater, FACTS_MS);
 }
 
 /** The address may name an alert, whose card was not there when the browser looked for it. */
@@ -204,6 +218,8 @@ function arrive() {
 addEventListener("hashchange", arrive);
 
 const refreshFacts = throttle(FACTS_MS, loadFacts);
+// New points come all the time, and alerts do not wait for them.
+const refreshLater = throttle(2 * FACTS_MS, loadFacts);
 
 function announce() {
   const { run: about, verdict, ranks } = facts;
@@ -320,6 +336,7 @@ function dressControls() {
   $("smoothing").value = state.get("smoothing");
   $("smoothing-value").textContent = state.get("smoothing");
   $("log").setAttribute("aria-pressed", String(state.get("log") === "all"));
+  $("axis").value = state.get("axis");
   $("ranks").value = state.get("ranks");
   $("highlight").value = state.get("highlight");
   const zoomed = state.get("from") !== "" || state.get("to") !== "";
@@ -358,6 +375,7 @@ $("smoothing").addEventListener("input", () => {
   smooth();
 });
 $("log").addEventListener("click", () => state.set({ log: state.get("log") === "all" ? "" : "all" }));
+$("axis").addEventListener("change", () => state.set({ axis: $("axis").value }));
 $("range-reset").addEventListener("click", allSteps);
 $("stage").addEventListener("change", () => state.set({ stage: $("stage").value, step: "" }));
 onKey("y", () => charts.toggleLogHere());
@@ -368,7 +386,7 @@ state.onChange((changed) => {
   if (!facts) return;
   const touches = (...names) => changed.some((name) => names.includes(name));
   if (touches("q")) charts.arrange();
-  if (touches("smoothing", "log", "ranks", "highlight", "from", "to", "wide")) charts.refresh();
+  if (touches("smoothing", "log", "ranks", "highlight", "from", "to", "wide", "axis")) charts.refresh();
   if (touches("by", "rel", "layer", "from", "to")) overviews.refresh();
   if (touches("rsort", "rq", "rhost")) rankTable.draw();
   if (touches("stage", "step", "from", "to")) drawDivergence();
@@ -388,6 +406,6 @@ contents($("contents"), () => {
   overviews.refresh();
   if (facts) drawDivergence();
 });
-const live = new Live(`${root}${path}/stream`, ["points", "alert", "state"], () => refreshFacts());
+const live = new Live(`${root}${path}/stream`, ["points", "alert", "state"], (name) => (name === "points" ? refreshLater : refreshFacts)());
 setInterval(() => !document.hidden && tick(), TICK_MS);
 loadFacts();

@@ -9,8 +9,12 @@ import { Sparklines } from "./sparkline.js";
 
 const REFRESH_MS = 3000;
 const PAGE = 50;
-const state = new QueryState({ q: "", project: "", state: "", order: "" }, (values) => {
+// What the heading of a column sorts by first: the largest, or, of these, the first of the alphabet.
+const TEXTS = ["run", "project", "state"];
+const COLUMNS = [...TEXTS, "alerts", "ranks", "last_step", "heard", "started", "duration"];
+const state = new QueryState({ q: "", project: "", state: "", order: "", sort: "" }, (values) => {
   if (values.order !== "newest") values.order = "";
+  if (!COLUMNS.includes(values.sort.replace(/^-/, ""))) values.sort = "";
 });
 const sparklines = new Sparklines();
 let wanted = PAGE;
@@ -24,7 +28,7 @@ async function load() {
     do {
       const page = await get("/api/v1/runs", {
         q: state.get("q"), project: state.get("project"), state: state.get("state"),
-        order: state.get("order") || "attention", limit: Math.min(wanted, 500), cursor,
+        order: state.get("order") || "attention", sort: state.get("sort"), limit: Math.min(wanted, 500), cursor,
       });
       items.push(...page.items);
       cursor = page.next_cursor;
@@ -89,8 +93,8 @@ function row(run) {
     el("td", { "data-label": "Ranks", class: "number" }, count(run.world_size)),
     el("td", { "data-label": "Last step", class: "number" }, stepText(run.last_step)),
     el("td", { "data-label": "Heard of", class: "nowrap" }, staleness(run) ?? `${duration(age(run.last_seen_at))} ago`),
-    el("td", { "data-label": "Started", class: "nowrap" }, el("time", { datetime: run.started_at, title: run.started_at }, `${duration(age(run.started_at))} ago`),
-      el("div", { class: "muted" }, `for ${duration(lasted(run))}`)),
+    el("td", { "data-label": "Started", class: "nowrap" }, el("time", { datetime: run.started_at, title: run.started_at }, `${duration(age(run.started_at))} ago`)),
+    el("td", { "data-label": "Duration", class: "nowrap" }, duration(lasted(run))),
     el("td", { "data-label": "Loss", class: "spark", "data-run": run.id }),
   );
 }
@@ -123,7 +127,21 @@ function offerProjects(runs) {
 function dress() {
   $("filter").value = state.get("q");
   $("state").value = state.get("state");
-  $("order").value = state.get("order");
+  const sort = state.get("sort");
+  const offered = [...$("order").options].some((option) => option.value === sort);
+  $("order").value = sort ? (offered ? sort : "other") : state.get("order");
+  for (const button of document.querySelectorAll(".sort")) {
+    const head = button.closest("th");
+    if (button.dataset.column !== sort.replace(/^-/, "")) head.removeAttribute("aria-sort");
+    else head.setAttribute("aria-sort", sort.startsWith("-") ? "descending" : "ascending");
+  }
+}
+
+/** First click, second click, third click: sorted, the other way round, as it was. */
+function sortedBy(column) {
+  const first = TEXTS.includes(column) ? column : `-${column}`;
+  if (state.get("sort") === first) return first.startsWith("-") ? column : `-${column}`;
+  return state.get("sort").replace(/^-/, "") === column ? "" : first;
 }
 
 state.onChange(() => {
@@ -132,7 +150,15 @@ state.onChange(() => {
 });
 $("filter").addEventListener("input", debounce(200, () => state.set({ q: $("filter").value })));
 $("state").addEventListener("change", () => state.set({ state: $("state").value }));
-$("order").addEventListener("change", () => state.set({ order: $("order").value }));
+$("order").addEventListener("change", () => {
+  const chosen = $("order").value;
+  const order = ["", "newest"].includes(chosen);
+  state.set(order ? { order: chosen, sort: "" } : { sort: chosen });
+});
+$("listing").addEventListener("click", (event) => {
+  const column = event.target.closest(".sort")?.dataset.column;
+  if (column) state.set({ sort: sortedBy(column) }, { remember: true });
+});
 $("project").addEventListener("change", () => state.set({ project: $("project").value }));
 $("reset").addEventListener("click", () => state.set({ q: "", project: "", state: "" }));
 $("more").addEventListener("click", () => {

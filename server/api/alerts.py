@@ -17,9 +17,10 @@ from rankscope.agent import wire
 from rankscope.server import detectors
 from rankscope.server.alerts.fields import alert_fields
 from rankscope.server.api import alert_models, models
-from rankscope.server.api.deps import Database, Page, RunId, known_run, next_cursor, paging
+from rankscope.server.api.deps import By, Database, Page, RunId, known_run, next_cursor, paging
 from rankscope.server.api.notifications import log_entries
 from rankscope.server.api.problems import Problem
+from rankscope.server.storage.access import audit
 from rankscope.server.storage.database.engine import reading, writing
 from rankscope.server.storage.judgement import alerts
 from rankscope.server.storage.reading import runs
@@ -116,7 +117,7 @@ def get_alert(engine: Database, alert: str) -> alert_models.AlertDetail:
 
 @router.post("/alerts/{alert}/acknowledge")
 def acknowledge(
-    engine: Database, alert: str, request: alert_models.AcknowledgeRequest | None = None
+    engine: Database, alert: str, by: By, request: alert_models.AcknowledgeRequest | None = None
 ) -> alert_models.AlertDetail:
     """Records for everybody that somebody has seen the alert, and in place of what was said before.
 
@@ -126,17 +127,21 @@ def acknowledge(
     now = time.time()
     given = alerts.Acknowledgement(said.name, said.reason, now, _until(said, now))
     with writing(engine) as connection:
-        key, _ = _known(connection, alert)
+        key, about = _known(connection, alert)
         alerts.acknowledge(connection, run=key, alert_id=alert, given=given)
+        details = {"run": about.run, "kind": about.kind, **_said(given)}
+        audit.record(connection, by, "alert.acknowledge", alert, details)
         return _detail(connection, alert)
 
 
 @router.delete("/alerts/{alert}/acknowledge")
-def withdraw_acknowledgement(engine: Database, alert: str) -> alert_models.AlertDetail:
+def withdraw_acknowledgement(engine: Database, alert: str, by: By) -> alert_models.AlertDetail:
     """Takes an acknowledgement back."""
     with writing(engine) as connection:
-        key, _ = _known(connection, alert)
+        key, about = _known(connection, alert)
         alerts.acknowledge(connection, run=key, alert_id=alert, given=None)
+        details = {"run": about.run, "kind": about.kind}
+        audit.record(connection, by, "alert.unacknowledge", alert, details)
         return _detail(connection, alert)
 
 
@@ -150,7 +155,7 @@ def run_silences(engine: Database, run: RunId) -> models.Items[alert_models.Sile
 
 
 @router.delete("/silences/{silence}", status_code=204)
-def end_silence(engine: Database, silence: str) -> None:
+def end_silence(engine: Database, silence: str, by: By) -> None:
     """Ends a silence: what it kept out of the verdict counts again."""
     with writing(engine) as connection:
         if not alerts.delete_silence(connection, silence):
@@ -158,11 +163,12 @@ def end_silence(engine: Database, silence: str) -> None:
                 404,
                 f"there is no silence {silence!r}; GET /api/v1/runs/{{run}}/silences lists them",
             )
+        audit.record(connection, by, "silence.end", silence, {})
 
 
 @router.post("/runs/{run}/silences", status_code=201)
 def silence(
-    engine: Database, run: RunId, request: alert_models.SilenceRequest
+    engine: Database, run: RunId, request: alert_models.SilenceRequest, by: By
 ) -> alert_models.Silence:
     """Takes a kind out of the verdict of a run, for ever, until a time or for some seconds."""
     known = detectors.installed().kinds
@@ -180,7 +186,15 @@ def silence(
     )
     with writing(engine) as connection:
         alerts.add_silence(connection, run=known_run(connection, run).key, silence=added)
+        details = {"run": run, "kind": added.kind, **_said(added)}
+        audit.record(connection, by, "silence.create", added.id, details)
     return _silence(added)
+
+
+def _said(given: alerts.Acknowledgement | alerts.Silence) -> dict[str, str | None]:
+    """What somebody says of themselves and why, for the audit log; until when, None for ever."""
+    until = None if given.until is None else models.time_of(given.until).isoformat()
+    return {"name": given.name, "reason": given.reason, "until": until}
 
 
 def _until(request: alert_models.AcknowledgeRequest, now: float) -> float | None:

@@ -18,7 +18,10 @@ from fastapi import Depends, Path, Query, Request
 from sqlalchemy import Connection, Engine
 
 from rankscope.agent import wire
+from rankscope.server.api.guard import TOKEN
 from rankscope.server.api.problems import Problem
+from rankscope.server.storage.access.audit import Actor
+from rankscope.server.storage.access.tokens import Token
 from rankscope.server.storage.reading import runs
 
 MAX_STEP = wire.limits.STEP.most
@@ -40,6 +43,16 @@ async def _engine(request: Request) -> Engine:
 Database = Annotated[Engine, Depends(_engine)]
 
 
+def _actor(request: Request) -> Actor:
+    token: Token | None = request.scope.get(TOKEN)
+    origin = request.client.host if request.client is not None else ""
+    return Actor(*(("", "") if token is None else (token.name, token.id)), origin)
+
+
+By = Annotated[Actor, Depends(_actor)]
+"""Who asks, for the audit log."""
+
+
 def known_run(connection: Connection, run: str) -> Any:
     """The row of a run, or a problem that says where to look."""
     row = runs.find_run(connection, run)
@@ -56,11 +69,13 @@ class Page:
     after: tuple[Any, ...] | None
 
 
-def paging(*types: type, usual: int = 100, most: int = 1000) -> Callable[..., Page]:
+def paging(
+    *types: type | tuple[type, ...], usual: int = 100, most: int = 1000
+) -> Callable[..., Page]:
     """A dependency that reads `limit` and `cursor`.
 
     Args:
-        types: of what a page of this list ends with.
+        types: of what a page of this list ends with; several where that depends on its order.
         usual: length of a page where none is asked for.
         most: longest page that may be asked for.
     """
@@ -78,7 +93,9 @@ def paging(*types: type, usual: int = 100, most: int = 1000) -> Callable[..., Pa
             return Page(limit, None)
         try:
             after = json.loads(base64.urlsafe_b64decode(cursor.encode()))
-            if [type(part) for part in after] != list(types):
+            allowed = [one if isinstance(one, tuple) else (one,) for one in types]
+            # Not `isinstance`: to that, true and false are integers.
+            if not all(type(part) in of for part, of in zip(after, allowed, strict=True)):
                 raise ValueError("not of our making")
             if any(isinstance(part, int) and abs(part) > _MAX_INTEGER for part in after):
                 raise ValueError("too large")

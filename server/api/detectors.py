@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine
 
 from rankscope.server import detectors
 from rankscope.server.api import detector_models
-from rankscope.server.api.deps import Database, RunId, known_run
+from rankscope.server.api.deps import By, Database, RunId, known_run
 from rankscope.server.api.problems import Problem
 from rankscope.server.detectors.base import Detector
 from rankscope.server.detectors.policy import thresholds
@@ -24,6 +24,8 @@ from rankscope.server.evaluation.detector_settings import (
     for_project,
     project_overrides,
 )
+from rankscope.server.storage.access import audit
+from rankscope.server.storage.access.audit import Actor
 from rankscope.server.storage.access.visibility import visible
 from rankscope.server.storage.database.engine import reading, writing
 from rankscope.server.storage.judgement import detector_settings
@@ -76,18 +78,26 @@ def get_project(
 
 @router.put("/projects/{project:path}/detectors")
 def put_project(
-    engine: Database, given: FromFile, project: Project, wanted: detector_models.DetectorChanges
+    engine: Database,
+    given: FromFile,
+    project: Project,
+    wanted: detector_models.DetectorChanges,
+    by: By,
 ) -> detector_models.ProjectDetectors:
     """Sets what differs for a project, in the place of what was set before by this route."""
-    return _save(engine, given, project, _merged({}, _plain(wanted)), replace=True)
+    return _save(engine, given, project, by, _merged({}, _plain(wanted)), replace=True)
 
 
 @router.patch("/projects/{project:path}/detectors")
 def patch_project(
-    engine: Database, given: FromFile, project: Project, wanted: detector_models.DetectorChanges
+    engine: Database,
+    given: FromFile,
+    project: Project,
+    wanted: detector_models.DetectorChanges,
+    by: By,
 ) -> detector_models.ProjectDetectors:
     """Changes some settings of a project; null takes back what was set."""
-    return _save(engine, given, project, _plain(wanted), replace=False)
+    return _save(engine, given, project, by, _plain(wanted), replace=False)
 
 
 @router.get("/runs/{run}/detectors")
@@ -110,7 +120,13 @@ def _may_see(project: str) -> None:
 
 
 def _save(
-    engine: Engine, given: Given, project: str, changes: Mapping[str, Any], *, replace: bool
+    engine: Engine,
+    given: Given,
+    project: str,
+    by: Actor,
+    changes: Mapping[str, Any],
+    *,
+    replace: bool,
 ) -> detector_models.ProjectDetectors:
     _may_see(project)
     with writing(engine) as connection:
@@ -127,6 +143,7 @@ def _save(
         detector_settings.save_project(
             connection, project=project, settings=checked.to_json(), now=time.time()
         )
+        audit.record(connection, by, "project.detectors", project, checked.to_json())
         return _of_project(connection, given, project)
 
 

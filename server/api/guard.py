@@ -53,7 +53,9 @@ _INGEST = "/api/v1/ingest"
 _OPEN = ("/healthz", "/readyz", "/openapi.json", "/docs", "/login", "/favicon.ico")
 _OPEN_BELOW = ("/static/",)
 # What speaks of all runs at once.
-_OF_ALL = ("/metrics",)
+_OF_ALL = ("/metrics", "/api/v1/audit")
+# What is only for those who administer, though it changes nothing.
+_FOR_ADMINISTRATORS = ("/api/v1/audit",)
 _HARMLESS = ("GET", "HEAD", "OPTIONS")
 
 
@@ -274,6 +276,8 @@ def needed(method: str, path: str) -> str | None:
     """The scope that a request needs; None for what everybody may ask."""
     if method in _HARMLESS:
         is_open = path in _OPEN or path.startswith(_OPEN_BELOW)
+        if path in _FOR_ADMINISTRATORS:
+            return "admin"
         return None if is_open else "read"
     if path in ("/login", "/logout"):
         return None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast, get_args
 
 from fastapi import APIRouter, Depends, Query
 from sqlalchemy import Connection
 
 from rankscope.agent.wire import SEVERITIES
 from rankscope.server.alerts.lifecycle import severest
-from rankscope.server.api.deps import Database, Page, RunId, known_run, next_cursor, paging
+from rankscope.server.api.deps import By, Database, Page, RunId, known_run, next_cursor, paging
 from rankscope.server.api.models import (
     Agent,
     AgentEvent,
@@ -39,7 +39,9 @@ from rankscope.server.storage.reading import runs, series
 router = APIRouter(tags=["runs"])
 _logger = logging.getLogger(__name__)
 
-Paging = Annotated[Page, Depends(paging(float, int))]
+# A page ends with the place of its last run in the order that was asked for.
+Paging = Annotated[Page, Depends(paging((float, int, str), int))]
+_SORTS = tuple(f"{sign}{column}" for column in get_args(runs.RunColumn) for sign in ("", "-"))
 
 
 @router.get("/runs")
@@ -53,8 +55,20 @@ def list_runs(
         Literal["newest", "attention"],
         Query(description="`attention`: running ones first, then those that failed or were lost"),
     ] = "newest",
+    sort: Annotated[
+        str | None,
+        Query(
+            pattern=f"^({'|'.join(_SORTS)})$",
+            description="a column instead of `order`, with `-` the largest first: "
+            + ", ".join(f"`{column}`" for column in get_args(runs.RunColumn)),
+        ),
+    ] = None,
 ) -> Items[Run]:
     """Runs, newest first."""
+    column = None if sort is None else cast(runs.RunColumn, sort.removeprefix("-"))
+    text = column in runs.TEXT_COLUMNS
+    if page.after is not None and isinstance(page.after[0], str) != text:
+        raise Problem(422, "cursor: is of another order of this list")
     with reading(engine) as connection:
         rows, after = runs.list_runs(
             connection,
@@ -64,6 +78,8 @@ def list_runs(
             state=state,
             search=q,
             attention=order == "attention",
+            column=column,
+            descending=sort is not None and sort.startswith("-"),
         )
         return Items(items=summaries(connection, rows), next_cursor=next_cursor(after))
 
@@ -139,7 +155,7 @@ def get_run(engine: Database, run: RunId) -> RunDetail:
 
 
 @router.delete("/runs/{run}", status_code=204)
-def delete_run(engine: Database, run: RunId) -> None:
+def delete_run(engine: Database, run: RunId, by: By) -> None:
     """Deletes a run that has ended, with all that belongs to it; this cannot be undone.
 
     A run that is running is refused (409). It takes as long as the run is large; what was cut off
@@ -147,7 +163,7 @@ def delete_run(engine: Database, run: RunId) -> None:
     """
     with reading(engine) as connection:
         row = known_run(connection, run)
-    if not pruning.delete_run(engine, row.key):
+    if not pruning.delete_run(engine, row.key, by=by):
         raise Problem(
             409,
             f"run {run!r} is running: stop its job first; one of which nothing is heard any more "

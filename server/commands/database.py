@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import getpass
+import os
 import re
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -13,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rankscope.server.commands.client import USAGE, complain
 from rankscope.server.settings import Settings, default_database
+from rankscope.server.storage.access.audit import Actor
 from rankscope.server.storage.database import migrate
 from rankscope.server.storage.database.engine import open_engine
 
@@ -27,6 +31,15 @@ def add_url(parser: argparse.ArgumentParser, default: str | None = None) -> None
     parser.add_argument(
         "--db", metavar="URL", default=default, help="SQLAlchemy URL; default: an SQLite file"
     )
+
+
+def operator() -> Actor:
+    """Who calls a command, for the audit log: the user of the operating system, on this host."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = f"user {os.getuid()}"  # in containers without a list of users
+    return Actor(name=name, origin=socket.gethostname())
 
 
 def call(options: argparse.Namespace) -> int:

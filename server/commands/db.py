@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
+from rankscope.server.api.audit import entry_model
 from rankscope.server.commands import client
-from rankscope.server.commands.database import add_url, age, database_text, file_text, shown
+from rankscope.server.commands.database import (
+    add_url,
+    age,
+    database_text,
+    file_text,
+    operator,
+    shown,
+)
 from rankscope.server.detectors.wording import count
 from rankscope.server.settings import Settings, default_database
+from rankscope.server.storage.access import audit
 from rankscope.server.storage.database import distribution, migrate, partitions
 from rankscope.server.storage.database.engine import open_engine, reading
 from rankscope.server.storage.maintenance import backup, damage, pruning
@@ -28,7 +38,7 @@ _SHOWN = 50
 
 
 def db(argv: Sequence[str]) -> int:
-    """`rankscope db upgrade|current|prune|delete|partition|distribute|backup|restore|check`."""
+    """`rankscope db ACTION`; `_parser` has the actions."""
     options = _parser().parse_args(argv)
     engine = None
     try:
@@ -103,8 +113,30 @@ def _parser() -> argparse.ArgumentParser:
     copy.add_argument("file", metavar="FILE", type=Path, help="a new file")
     back = action("restore", "put a copy back, as a database that was empty or not there")
     back.add_argument("file", metavar="FILE", type=Path, help="what `rankscope db backup` wrote")
+    acts = action("audit", "list administrative acts: who did what, when, from where", _audit)
+    acts.add_argument("--limit", type=int, default=100, help="newest entries; default: %(default)s")
+    acts.add_argument("--act", choices=get_args(audit.Act), help="acts of this kind alone")
+    acts.add_argument("--json", action="store_true", help="print JSON")
     action("check", "read all of it; exit code 1 where something is damaged", _check)
     return parser
+
+
+def _audit(options: argparse.Namespace, engine: Engine) -> int:
+    if options.limit < 1:
+        return _complain("--limit is at least 1")
+    with reading(engine) as connection:
+        found, _ = audit.entries(connection, limit=options.limit, act=options.act)
+    if options.json:
+        items = [entry_model(one).model_dump(mode="json") for one in found]
+        print(json.dumps({"items": items}, indent=2))
+        return client.OK
+    rows = [("WHEN", "WHO", "FROM", "ACT", "SUBJECT", "DETAILS")]
+    for one in found:
+        when = f"{datetime.fromtimestamp(one.at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        who = one.by.name or "-"
+        rows.append((when, who, one.by.origin, one.act, one.subject, json.dumps(dict(one.details))))
+    print(*client.table(rows), sep="\n")
+    return client.OK
 
 
 def _prune(options: argparse.Namespace, engine: Engine) -> int:
@@ -113,7 +145,7 @@ def _prune(options: argparse.Namespace, engine: Engine) -> int:
     gone: Iterable[pruning.OldRun] = (
         (run for run in old if not run.running)
         if options.dry_run
-        else pruning.prune(engine, **which)
+        else pruning.prune(engine, by=operator(), **which)
     )
     number = 0
     for run in gone:
@@ -137,7 +169,7 @@ def _delete_runs(options: argparse.Namespace, engine: Engine) -> int:
         if row is None:
             print(f"{name}: there is no such run", file=sys.stderr)
             code = client.UNKNOWN_RUN
-        elif not pruning.delete_run(engine, row.key):
+        elif not pruning.delete_run(engine, row.key, by=operator()):
             print(
                 f"{name}: it is running; stop its job, or wait until `rankscope serve` takes it "
                 "for lost",

@@ -14,9 +14,10 @@ from rankscope.agent import wire
 from rankscope.server.api.notifications import notification_model, target_model
 from rankscope.server.commands import database
 from rankscope.server.commands.client import FAILED, OK, USAGE, complain, run_id, table
-from rankscope.server.commands.database import add_url
+from rankscope.server.commands.database import add_url, operator
 from rankscope.server.notifications import transports
 from rankscope.server.notifications.message import example, time_text
+from rankscope.server.storage.access import audit
 from rankscope.server.storage.database.engine import reading, writing
 from rankscope.server.storage.judgement import notifications
 from rankscope.server.storage.judgement.notifications import Notification, Outcome, Target
@@ -103,6 +104,8 @@ def _add(engine: Engine, options: argparse.Namespace) -> int:
             severity=options.severity,
             now=time.time(),
         )
+        details = {"name": made.name, "address": transports.masked(url)}
+        audit.record(connection, operator(), "target.add", made.id, details)
     if options.json:
         print(target_model(made, Outcome()).model_dump_json(indent=2))
         return OK
@@ -129,6 +132,8 @@ def _list(engine: Engine, options: argparse.Namespace) -> int:
 def _remove(engine: Engine, options: argparse.Namespace) -> int:
     with writing(engine) as connection:
         there = notifications.remove_target(connection, options.id)
+        if there:
+            audit.record(connection, operator(), "target.remove", options.id, {})
     if not there:
         return _unknown(options.id)
     print(json.dumps({"removed": options.id}) if options.json else f"{options.id} removed")

@@ -13,8 +13,8 @@ from sqlalchemy import Engine
 
 from rankscope.server.commands import database
 from rankscope.server.commands.client import FAILED, OK, complain, table
-from rankscope.server.commands.database import add_url, age
-from rankscope.server.storage.access import tokens
+from rankscope.server.commands.database import add_url, age, operator
+from rankscope.server.storage.access import audit, tokens
 from rankscope.server.storage.access.tokens import SCOPES, Token
 from rankscope.server.storage.database.engine import reading, writing
 
@@ -80,6 +80,7 @@ def _create(engine: Engine, options: argparse.Namespace) -> int:
             now=now,
             expires_at=None if options.expires is None else now + options.expires,
         )
+        audit.record(connection, operator(), "token.create", made.id, _about(made))
     if options.json:
         print(json.dumps({**_fields(made, now), "token": secret}, indent=2))
         return OK
@@ -121,6 +122,8 @@ def _revoke(engine: Engine, options: argparse.Namespace) -> int:
     now = time.time()
     with writing(engine) as connection:
         gone = tokens.revoke(connection, options.id, now=now)
+        if gone is not None:
+            audit.record(connection, operator(), "token.revoke", gone.id, _about(gone))
     if gone is None:
         complain(f"there is no token {options.id!r}; `rankscope token list` shows which there are")
         return FAILED
@@ -143,6 +146,12 @@ def _fields(one: Token, now: float) -> dict[str, Any]:
         "revoked_at": _time(one.revoked_at),
         "state": state,
     }
+
+
+def _about(one: Token) -> dict[str, Any]:
+    """What the audit log says of a token."""
+    projects = None if one.projects is None else sorted(one.projects)
+    return {"name": one.name, "scopes": list(one.scopes), "projects": projects}
 
 
 def _what(one: Token) -> str:

@@ -24,6 +24,7 @@ from rankscope.server.window.answers import (
     Status,
 )
 from rankscope.server.window.arrived import (
+    BatchesRead,
     Columns,
     Digests,
     FingerprintKey,
@@ -39,6 +40,7 @@ __all__ = [
     "Alert",
     "Applied",
     "Average",
+    "BatchesRead",
     "Bool",
     "Check",
     "Columns",

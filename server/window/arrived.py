@@ -38,6 +38,25 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchesRead:
+    """Batches that ranks have said they read; N of them, by rank and step.
+
+    Attributes:
+        ranks, steps: int64 [N].
+        digests: uint64 [N]: equal ones are the same batch.
+        samples: uint32 [N, SAMPLES_REPORTED]: which samples are in it, of some that its rank picked
+            by their hashes; `NO_SAMPLE` where there is none.
+        complete: whether these are all of the steps that were asked for; else the newest.
+    """
+
+    ranks: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    steps: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    digests: Array = field(default_factory=lambda: np.empty(0, np.uint64))
+    samples: Array = field(default_factory=lambda: np.empty((0, wire.SAMPLES_REPORTED), np.uint32))
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class LayerPart:
     """What one rank posted of one metric of the tensors of a table.
 

@@ -132,7 +132,9 @@ def test_events_arrive_without_a_reload(open_page, server):
     post(server, run, 100, 200)
     # Ranks post one after the other: the page may be drawn anew between the two.
     of_ranks = "plot.data.filter((line) => line.name?.startsWith('rank '))"
-    wait_for_figure(page, f"{of_ranks}.every((line) => line.x._inputArray.length === 200)")
+    wait_for_figure(
+        page, f"{of_ranks}.every((line) => (line.x._inputArray ?? line.x).length === 200)"
+    )
     page.wait_for_function("() => document.querySelector('#facts').innerText.includes('199')")
     assert page.evaluate("window.here") == "since the first load"
     assert np.array_equal(lines(page, "loss")["rank 1"][1], run.values("loss", 1)[:200])

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 
 from rankscope.dashboard import pages
 from rankscope.dashboard.figures import DARK, LIGHT, Curve, Mark
-from rankscope.dashboard.source import AlertFacts, Distances, Divergence, LayerValues
+from rankscope.dashboard.source import AlertFacts, DataRead, Distances, Divergence, LayerValues
 from tests.support.servers.serve_app import serve_app
 
 FOLDER = Path(pages.__file__).parent
@@ -75,6 +75,14 @@ class Arrays:
         values = np.tile([[1.0], [1e-9]], (1, 3))
         values[1, 2] = 0.0
         return LayerValues(0, ("head.weight", "<b>stem.weight"), np.array([0, 10, 20]), values)
+
+    def data(self, run, *, from_step, to_step):
+        if to_step == 0:
+            return None
+        counts = np.array([[9, 0, 0, 3]] * 4)
+        shared = np.full((4, 4), 0.25)
+        np.fill_diagonal(shared, np.nan)
+        return DataRead((0, 1, 2, 3), np.arange(4), counts, counts, shared, (0,), True, False)
 
     def metrics(self, run):
         return ["loss", "wait_seconds"]
@@ -378,3 +386,16 @@ def test_the_heatmap_of_a_metric_shows_values_or_ratios(client):
     # Step 7 is NaN on all ranks: a colour of its own.
     (broken,) = [t for t in plain["data"] if t["meta"]["role"] == "nonfinite"]
     assert np.isfinite(array(broken["z"])).all(axis=0).nonzero()[0].tolist() == [7]
+
+
+def test_what_the_ranks_read(client):
+    folder = f"/runs/{RUN}/figures"
+    figure = client.get(f"{folder}/data-ranks.json").json()
+    assert figure["layout"]["meta"]["summary"].endswith("These are the newest steps, 0 to 3")
+    assert [t["name"] for t in figure["data"]] == ["new", "had been another rank's"]
+    steps = client.get(f"{folder}/data-steps.json", params={"from_step": 0, "to_step": 3}).json()
+    assert steps["layout"]["xaxis"]["range"] == [0, 3]
+    pairs = client.get(f"{folder}/overlap.json", params={"theme": "dark"}).json()
+    assert pairs["layout"]["paper_bgcolor"] == DARK.panel
+    missing = client.get(f"{folder}/overlap.json", params={"to_step": 0})
+    assert missing.status_code == 404

@@ -5,8 +5,8 @@ whatever belongs to one run lies together: a batch is stored, a run evaluated an
 one node, within one transaction of PostgreSQL's. Questions over all runs (lists of runs and of
 alerts, an alert by its id alone, which runs have new data) go to all nodes.
 
-Names of runs, settings of projects, servers and the schema's revision are small and belong to none:
-every node has them.
+Names of runs, settings of projects, servers, the audit log and the schema's revision are small and
+belong to none: every node has them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _OLDEST = 12
 REFERENCE = (
     "access_token",
     "alembic_version",
+    "audit",
     "notification_target",
     "project_settings",
     "run_name",

@@ -26,8 +26,8 @@ _LOCK_SECONDS = 10
 # What has rows for every run, but few: deleting them costs nothing.
 SMALL = frozenset(
     {
-        *("access_token", "alert", "alert_event", "attempt", "finding_check", "judged_by"),
-        *("layout", "lease", "metric", "notification", "notification_target"),
+        *("access_token", "alert", "alert_event", "attempt", "audit", "finding_check"),
+        *("judged_by", "layout", "lease", "metric", "notification", "notification_target"),
         *("project_settings", "rollup_mark", "run", "run_name", "server", "silence", "snapshot"),
         *("taken", "tensor_table"),
     }

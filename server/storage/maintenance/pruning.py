@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, delete, select, tuple_
 
 from rankscope.server.storage import schema
+from rankscope.server.storage.access import audit
+from rankscope.server.storage.access.audit import SERVER, Actor
 from rankscope.server.storage.database import dialect, partitions
 from rankscope.server.storage.database.engine import reading, writing
 
@@ -53,7 +55,9 @@ def old_runs(engine: Engine, *, seconds: float, project: str | None = None) -> l
         ]
 
 
-def prune(engine: Engine, *, seconds: float, project: str | None = None) -> Iterator[OldRun]:
+def prune(
+    engine: Engine, *, seconds: float, project: str | None = None, by: Actor = SERVER
+) -> Iterator[OldRun]:
     """Deletes the runs that have ended and of which nothing was heard for so long; yields each.
 
     In small transactions, so that servers go on meanwhile; what was cut off goes on when it is
@@ -61,11 +65,12 @@ def prune(engine: Engine, *, seconds: float, project: str | None = None) -> Iter
 
     Args:
         project: of this one alone; None: of all.
+        by: who asks for it.
     """
     ended = [run for run in old_runs(engine, seconds=seconds, project=project) if not run.running]
     partitions.drop_whole(engine, {run.key for run in ended})
     for run in ended:
-        if _delete(engine, run.key, seconds):
+        if _delete(engine, run.key, seconds, by):
             yield run
 
 
@@ -73,6 +78,7 @@ def delete_run(
     engine: Engine,
     run: int,
     *,
+    by: Actor = SERVER,
     seconds: float | None = None,
     rest: Callable[[float], None] = lambda seconds: None,
 ) -> bool:
@@ -81,16 +87,18 @@ def delete_run(
     In small transactions, as `prune` does. Its name is free again afterwards.
 
     Args:
+        by: who asks for it.
         seconds: nothing is to have been heard of it for so long, or it stays.
         rest: called with the seconds that each transaction took, before the next one.
     """
-    return _delete(engine, run, seconds, rest)
+    return _delete(engine, run, seconds, by, rest)
 
 
 def _delete(
     engine: Engine,
     run: int,
     seconds: float | None,
+    by: Actor,
     rest: Callable[[float], None] = lambda seconds: None,
 ) -> bool:
     """Deletes one run that nothing was heard of for so long; False where it is no longer so."""
@@ -102,16 +110,18 @@ def _delete(
             with writing(engine) as connection:
                 began = time.monotonic()
                 ended = (r.c.key == run) & (r.c.state != "running")
-                held = select(r.c.key).where(ended).with_for_update()
+                held = select(r.c.id, r.c.project).where(ended).with_for_update()
                 if seconds is not None:
                     held = held.where(_unheard_of(connection, seconds))
-                if connection.execute(held).first() is None:
+                row = connection.execute(held).first()
+                if row is None:
                     return False
                 if table is not None:
                     more = _delete_some(connection, table, run)
                 else:
                     connection.execute(delete(r).where(r.c.key == run))
                     connection.execute(delete(n).where(n.c.key == run))
+                    audit.record(connection, by, "run.delete", row.id, {"project": row.project})
                     more = False
             rest(time.monotonic() - began)
     return True

@@ -3,36 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, case, func, or_, select, tuple_
 
+from rankscope.agent.wire import SEVERITIES
 from rankscope.server.storage import schema
 from rankscope.server.storage.access.visibility import of_visible, visible
 from rankscope.server.storage.ingest.run_names import run_key
+
+# What runs can be sorted by.
+RunColumn = Literal[
+    "run", "project", "state", "alerts", "ranks", "last_step", "heard", "started", "duration"
+]
+# Those of which the place of a run is a text.
+TEXT_COLUMNS: frozenset[RunColumn] = frozenset(("run", "project", "state"))
+Place = float | str
 
 
 def list_runs(
     connection: Connection,
     *,
     limit: int,
-    after: tuple[float, int] | None = None,
+    after: tuple[Place, int] | None = None,
     project: str | None = None,
     state: str | None = None,
     search: str | None = None,
     attention: bool = False,
-) -> tuple[Sequence[Any], tuple[float, int] | None]:
+    column: RunColumn | None = None,
+    descending: bool = True,
+) -> tuple[Sequence[Any], tuple[Place, int] | None]:
     """A page of run rows, newest start first, and where the next page begins.
 
     Args:
         after: what the page before ended with: (place, key).
         attention: running ones first, then those that failed or were lost, each newest first.
         search: text that id or project contains.
+        column: what they are sorted by instead; of `alerts`, those with the gravest open ones
+            first, of equally grave ones those with most.
+        descending: the largest first; of `column` alone.
     """
     r = schema.run
-    place = r.c.started_at + _AHEAD * _urgency() if attention else r.c.started_at
+    place: ColumnElement[Any] = r.c.started_at
+    if column is not None:
+        place = _place(column)
+    elif attention:
+        place = r.c.started_at + _AHEAD * _urgency()
+    falls = descending or column is None
     query = select(r, place.label("place")).where(of_visible(r.c.project))
-    query = query.order_by(place.desc(), r.c.key.desc()).limit(limit + 1)
+    query = query.order_by(*((place.desc(), r.c.key.desc()) if falls else (place, r.c.key))).limit(
+        limit + 1
+    )
     if project is not None:
         query = query.where(r.c.project == project)
     if state is not None:
@@ -45,7 +66,8 @@ def list_runs(
             )
         )
     if after is not None:
-        query = query.where(tuple_(place, r.c.key) < after)
+        here = tuple_(place, r.c.key)
+        query = query.where(here < after if falls else here > after)
     rows = connection.execute(query).all()
     more = len(rows) > limit
     rows = rows[:limit]
@@ -55,6 +77,24 @@ def list_runs(
 # Seconds by which a more urgent state goes before a newer start: longer than any two starts differ,
 # and short enough for a double to keep milliseconds.
 _AHEAD = 1e12
+
+
+# Open alerts of one run that count in its place among equally grave ones: more than it can have.
+_MORE_THAN_ALERTS = 1_000_000
+
+
+def _place(column: RunColumn) -> ColumnElement[Any]:
+    r, a = schema.run.c, schema.alert.c
+    if column == "alerts":
+        gravity = case({name: n for n, name in enumerate(reversed(SEVERITIES))}, value=a.severity)
+        roots = func.sum(case((a.parent.is_(None), 1), else_=0))
+        place = func.coalesce(func.max(gravity) * _MORE_THAN_ALERTS + roots, 0)
+        of_run = select(place).where(a.run == r.key, a.state == "open")
+        return of_run.scalar_subquery().correlate(schema.run)
+    if column == "duration":
+        return r.last_seen_at - r.started_at
+    names = {"run": "id", "ranks": "world_size", "heard": "last_seen_at", "started": "started_at"}
+    return r[names.get(column, column)]
 
 
 def _urgency() -> ColumnElement[int]:

@@ -12,6 +12,7 @@ infinities come back as they were (SQLite turns a NaN in a REAL column into NULL
 from __future__ import annotations
 
 from rankscope.server.storage.schema.access import access_token
+from rankscope.server.storage.schema.audit import audit
 from rankscope.server.storage.schema.base import metadata
 from rankscope.server.storage.schema.comparisons import comparison, fingerprint, print_content
 from rankscope.server.storage.schema.findings import (
@@ -42,6 +43,7 @@ __all__ = [
     "alert",
     "alert_event",
     "attempt",
+    "audit",
     "check",
     "chunk",
     "comparison",

@@ -98,7 +98,7 @@ def routes(app):
         "/runs/{run}",
         "/compare/figures/curves.json",
     ]
-    figures = ["curves", "divergence", "distances"]
+    figures = ["curves", "divergence", "distances", "data-ranks", "data-steps", "overlap"]
     pages += [f"/runs/{{run}}/figures/{name}.json" for name in figures]
     found |= {("GET", path) for path in pages}
     return sorted(found)
@@ -123,7 +123,7 @@ def needs(method, path):
     if path in OPEN:
         return None
     if method in ("GET", "HEAD"):
-        return "read"
+        return "admin" if path == "/api/v1/audit" else "read"
     return "write" if path == "/api/v1/ingest" else "admin"
 
 
@@ -157,7 +157,8 @@ def test_a_token_of_a_project_sees_no_other(service):
         assert status == 404, (method, path, status)
     assert ask(service, "GET", "/api/v1/projects/{project}/detectors", "beta") == 404
     assert ask(service, "PUT", "/api/v1/projects/{project}/detectors", "beta", json={}) == 404
-    assert ask(service, "GET", "/metrics", "beta") == 403
+    for of_all in ("/metrics", "/api/v1/audit"):
+        assert ask(service, "GET", of_all, "beta") == 403
     pairs = {"runs": ["badger", "otter"]}
     assert ask(service, "GET", "/api/v1/compare", "beta", params=pairs) == 404
     mine = bearer(service.secrets["beta"])

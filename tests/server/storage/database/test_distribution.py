@@ -42,19 +42,20 @@ def test_every_table_goes_somewhere():
 
 def test_what_is_executed():
     made = distribution.statements()
-    assert made[:7] == [
+    assert made[:8] == [
         "SELECT create_reference_table('access_token')",
         "SELECT create_reference_table('alembic_version')",
+        "SELECT create_reference_table('audit')",
         "SELECT create_reference_table('notification_target')",
         "SELECT create_reference_table('project_settings')",
         "SELECT create_reference_table('run_name')",
         "SELECT create_reference_table('server')",
         "SELECT create_distributed_table('run', 'key', colocate_with => 'none')",
     ]
-    assert "SELECT create_distributed_table('chunk', 'run', colocate_with => 'run')" in made[7:]
-    assert all("colocate_with => 'run')" in statement for statement in made[7:])
+    assert "SELECT create_distributed_table('chunk', 'run', colocate_with => 'run')" in made[8:]
+    assert all("colocate_with => 'run')" in statement for statement in made[8:])
     # Called again it goes on where it was.
-    assert distribution.statements([*distribution.REFERENCE, "run"]) == made[7:]
+    assert distribution.statements([*distribution.REFERENCE, "run"]) == made[8:]
     assert distribution.statements([*distribution.REFERENCE, *TABLES]) == []
 
 
