@@ -11,7 +11,9 @@ from typing import Any
 from urllib.parse import quote
 
 from rankscope.agent import wire
-from rankscope.server.rest_client import Answer, NoAnswer, RestClient, add_server
+from rankscope.client.errors import NotRankscope, Problem, Unreachable
+from rankscope.client.http import Body, Fields, Http
+from rankscope.server.which_server import add_server
 
 OK, FAILED, USAGE, UNREACHABLE, UNKNOWN_RUN = 0, 1, 2, 3, 4
 
@@ -36,8 +38,16 @@ class Refused(Exception):
         self.code = code
 
 
-class Server(RestClient):
+class Server:
     """A server and who asks it; what is no answer is a refusal, with what it comes to."""
+
+    def __init__(self, address: str, token: str | None = None) -> None:
+        self.http = Http(address, token)
+
+    @property
+    def address(self) -> str:
+        """Its URL, without a slash at the end."""
+        return self.http.address
 
     def get(
         self,
@@ -57,7 +67,7 @@ class Server(RestClient):
             if value is not None:
                 each = [value] if isinstance(value, str) else value
                 fields += [(name, one) for one in each]
-        return self._read(lambda: self.ask(prefix + path, fields, timeout=timeout))
+        return self._asked("GET", prefix + path, fields, timeout=timeout)
 
     def send(self, batch: wire.Batch) -> dict[str, Any]:
         """What the server says to a batch.
@@ -65,8 +75,8 @@ class Server(RestClient):
         Raises:
             Refused: as `get`.
         """
-        body = wire.encode(batch)
-        return self._read(lambda: self.post("/api/v1/ingest", body, wire.CONTENT_TYPE))
+        body = Body(wire.encode(batch), wire.CONTENT_TYPE)
+        return self._asked("POST", "/api/v1/ingest", (), body=body, timeout=60.0)
 
     def items(self, path: str, query: Query | None = None) -> list[Any]:
         """All items of a list, page by page.
@@ -83,22 +93,21 @@ class Server(RestClient):
             if cursor is None:
                 return found
 
-    def _read(self, ask: Callable[[], Answer]) -> dict[str, Any]:
+    def _asked(
+        self, method: str, path: str, query: Fields, *, timeout: float, body: Body | None = None
+    ) -> dict[str, Any]:
         try:
-            answer = ask()
-        except NoAnswer as error:
+            return self.http.json(method, path, query, body=body, timeout=timeout)
+        except Unreachable as error:
             text = (
                 f"{self.address} does not answer: {str(error).rstrip('.')}. Is the server running?"
             )
             raise Refused(UNREACHABLE, text) from error
-        if answer.body is None:
+        except NotRankscope as error:
             text = f"{self.address} answers something else than Rankscope would"
-            raise Refused(UNREACHABLE, text)
-        if answer.status != 200:
-            raise Refused(
-                _CODES.get(answer.status, FAILED), str(answer.body.get("detail", answer.body))
-            )
-        return answer.body
+            raise Refused(UNREACHABLE, text) from error
+        except Problem as error:
+            raise Refused(_CODES.get(error.status, FAILED), error.detail) from error
 
 
 def parser(name: str, text: str, *, prints_json: bool = True) -> argparse.ArgumentParser:
