@@ -8,12 +8,13 @@ STAMP := $(VENV)/.installed
 HELP := dashboard/help/index.html
 STACKS_VENV := .venv-stacks
 STACKS_STAMP := $(STACKS_VENV)/.installed
+SBOM_VENV := .venv-sbom
 ARGS ?=
 # Of `make test`, each with the files that are next; 0 tests in pytest's own process (for --pdb, -s).
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-stacks check fix demo faultlab drawn chaos bench docs screenshot clean
+.PHONY: help install test test-stacks check fix demo faultlab drawn chaos bench docs screenshot sbom clean
 
 help:
 	@echo "make demo        train on 4 ranks, break one, watch Rankscope find it; ARGS=\"--list-faults\""
@@ -28,6 +29,7 @@ help:
 	@echo "make fix         mend what ruff can mend by itself"
 	@echo "make docs        write the generated pages of docs/, build the site that a server has at /help"
 	@echo "make screenshot  take docs/images/*.png from a demo run, in a real browser"
+	@echo "make sbom        list of what an installed server consists of (CycloneDX), in dist/"
 	@echo "make install     .venv with the project (editable) and its pinned development packages"
 	@echo "make clean       remove .venv and what the tools left"
 
@@ -99,5 +101,13 @@ screenshot: $(STAMP)
 	@.ci/browser
 	$(BIN)/python -m docs.demo_screenshot $(ARGS)
 
+# Of what the container image installs, in an environment with nothing else in it.
+sbom: $(STAMP)
+	@$(PYTHON) -m venv --clear --without-pip $(SBOM_VENV)
+	@$(BIN)/python -m pip --python $(SBOM_VENV)/bin/python install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt '.[server,postgres,notify,otel]'
+	@mkdir -p dist
+	@.ci/sbom $(SBOM_VENV) dist/rankscope.cdx.json
+
 clean:
-	rm -rf $(VENV) $(STACKS_VENV) .venv-peers build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(STACKS_VENV) $(SBOM_VENV) .venv-peers build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
