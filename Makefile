@@ -72,7 +72,7 @@ fix: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 # The pages that the dashboard's Help leads to.
-$(HELP): $(STAMP) mkdocs.yml docs/site_hooks.py $(wildcard docs/*.md docs/*/*.md)
+$(HELP): $(STAMP) mkdocs.yml docs/site_hooks.py $(wildcard docs/*.md docs/*/*.md docs/stylesheets/*.css)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 demo: $(STAMP) $(HELP)
