@@ -9,12 +9,14 @@ HELP := dashboard/help/index.html
 STACKS_VENV := .venv-stacks
 STACKS_STAMP := $(STACKS_VENV)/.installed
 SBOM_VENV := .venv-sbom
+CHART_VENV := .venv-chart
+CHART_STAMP := $(CHART_VENV)/.installed
 ARGS ?=
 # Of `make test`, each with the files that are next; 0 tests in pytest's own process (for --pdb, -s).
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-stacks check fix demo faultlab drawn chaos bench docs screenshot sbom clean
+.PHONY: help install test test-stacks test-chart check fix demo faultlab drawn chaos bench docs screenshot sbom clean
 
 help:
 	@echo "make demo        train on 4 ranks, break one, watch Rankscope find it; ARGS=\"--list-faults\""
@@ -25,6 +27,7 @@ help:
 	@echo "make corpus      train small models, healthy and broken, judge them; ARGS=\"--seeds 0 1\""
 	@echo "make test        the whole test suite; ARGS=\"tests/wire -x\" goes to pytest; WORKERS=2"
 	@echo "make test-stacks real jobs of Horovod, TensorFlow and all other stacks; ARGS=\"-k horovod\""
+	@echo "make test-chart  the Helm chart, by Helm's engine and Kubernetes' schemas; 350 MB"
 	@echo "make check       format, lint, types, who may import whom"
 	@echo "make fix         mend what ruff can mend by itself"
 	@echo "make docs        write the generated pages of docs/, build the site that a server has at /help"
@@ -60,6 +63,15 @@ $(STACKS_STAMP): tests/stacks/install.sh tests/stacks/constraints.txt tests/stac
 test-stacks: $(STAMP) $(STACKS_STAMP)
 	STACKS_VENV=$(abspath $(STACKS_VENV)) STACKS_RESULTS=docs/stacks/results.json \
 	  $(BIN)/pytest tests/stacks -m stacks $(ARGS)
+
+$(CHART_STAMP): Makefile
+	@$(PYTHON) -m venv $(CHART_VENV)
+	@$(CHART_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  helm-python-sdk==0.2.2 kubernetes-validate==1.37.0
+	@touch $@
+
+test-chart: $(STAMP) $(CHART_STAMP)
+	CHART_VENV=$(abspath $(CHART_VENV)) $(BIN)/pytest tests/test_helm_chart.py $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -110,4 +122,4 @@ sbom: $(STAMP)
 	@.ci/sbom $(SBOM_VENV) dist/rankscope.cdx.json
 
 clean:
-	rm -rf $(VENV) $(STACKS_VENV) $(SBOM_VENV) .venv-peers build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(STACKS_VENV) $(SBOM_VENV) $(CHART_VENV) .venv-peers build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
