@@ -67,6 +67,9 @@ class Client:
         timeout: seconds of silence after which a request is given up.
         retries: how often a request is sent again that the server was too busy for (429, 503), when
             the server says; `TryLater` is raised at once where it says more than a minute.
+
+    Raises:
+        ValueError: the token cannot be one.
     """
 
     def __init__(
@@ -78,7 +81,10 @@ class Client:
         retries: int = 3,
     ) -> None:
         address = server or os.environ.get("RANKSCOPE_SERVER") or DEFAULT_SERVER
-        secret = token or os.environ.get("RANKSCOPE_TOKEN")
+        secret = (token or os.environ.get("RANKSCOPE_TOKEN") or "").strip()
+        if not secret.isascii() or not secret.isprintable() or " " in secret:
+            # Which it is stays unsaid.
+            raise ValueError("a token is ASCII text without spaces; copy it again as it was made")
         self._http = Http(address, secret, timeout=timeout, retries=retries)
         self._ask = Questions(self._http)
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
 from rankscope.agent import wire
 from rankscope.client.errors import NotRankscope, Problem, Unreachable
-from rankscope.client.http import Body, Fields, Http
+from rankscope.client.http import Body, Http
+from rankscope.client.questions import API, Questions, fields
 from rankscope.server.which_server import add_server
 
 OK, FAILED, USAGE, UNREACHABLE, UNKNOWN_RUN = 0, 1, 2, 3, 4
@@ -54,7 +56,7 @@ class Server:
         path: str,
         query: Query | None = None,
         *,
-        prefix: str = "/api/v1",
+        prefix: str = API,
         timeout: float = 30.0,
     ) -> dict[str, Any]:
         """JSON of a route under `prefix`, which may take `timeout` seconds.
@@ -62,12 +64,8 @@ class Server:
         Raises:
             Refused: there is no answer, or it is an error.
         """
-        fields: list[tuple[str, str]] = []
-        for name, value in (query or {}).items():
-            if value is not None:
-                each = [value] if isinstance(value, str) else value
-                fields += [(name, one) for one in each]
-        return self._asked("GET", prefix + path, fields, timeout=timeout)
+        with self._refusals():
+            return self.http.json("GET", prefix + path, fields(**(query or {})), timeout=timeout)
 
     def send(self, batch: wire.Batch) -> dict[str, Any]:
         """What the server says to a batch.
@@ -76,7 +74,8 @@ class Server:
             Refused: as `get`.
         """
         body = Body(wire.encode(batch), wire.CONTENT_TYPE)
-        return self._asked("POST", "/api/v1/ingest", (), body=body, timeout=60.0)
+        with self._refusals():
+            return self.http.json("POST", f"{API}/ingest", body=body, timeout=60.0)
 
     def items(self, path: str, query: Query | None = None) -> list[Any]:
         """All items of a list, page by page.
@@ -84,20 +83,15 @@ class Server:
         Raises:
             Refused: as `get`.
         """
-        found: list[Any] = []
-        cursor = None
-        while True:
-            page = self.get(path, {**(query or {}), "limit": "500", "cursor": cursor})
-            found += page["items"]
-            cursor = page["next_cursor"]
-            if cursor is None:
-                return found
+        with self._refusals():
+            pages = Questions(self.http).pages(path, fields(**(query or {})))
+            return [item for page in pages for item in page["items"]]
 
-    def _asked(
-        self, method: str, path: str, query: Fields, *, timeout: float, body: Body | None = None
-    ) -> dict[str, Any]:
+    @contextlib.contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """What goes wrong between client and server, as what it comes to for a command."""
         try:
-            return self.http.json(method, path, query, body=body, timeout=timeout)
+            yield
         except Unreachable as error:
             text = (
                 f"{self.address} does not answer: {str(error).rstrip('.')}. Is the server running?"

@@ -20,6 +20,7 @@ from rankscope.server.posting import NotTaken
 from rankscope.server.storage.database.engine import reading
 from rankscope.server.storage.judgement import alerts, comparisons, leases
 from rankscope.server.storage.reading import runs, series
+from rankscope.server.window import Comparison
 
 if TYPE_CHECKING:
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
@@ -32,6 +33,8 @@ _logger = logging.getLogger(__name__)
 # which there are rarely more than five: some 2,000 series, which is what backends take from a
 # service without a thought (the SDK's own limit is 2,000 a metric).
 _MOST_RUNS = 200
+# Of the runs of all servers; beyond that not even the number of those left out is exact.
+_MOST_LISTED = 10 * _MOST_RUNS
 _STAGE = "parameters"
 
 
@@ -117,7 +120,7 @@ class MetricsExporter:
 
 def running(connection: Connection, *, server: str) -> tuple[list[RunState], int]:
     """The running runs that a server evaluates, newest start first, and how many were left out."""
-    rows, _ = runs.list_runs(connection, limit=10 * _MOST_RUNS, state="running")
+    rows, _ = runs.list_runs(connection, limit=_MOST_LISTED, state="running")
     holders = leases.holders(connection, runs=[row.key for row in rows])
     mine = [row for row in rows if holders.get(row.key) == server]
     found = []
@@ -137,11 +140,20 @@ def running(connection: Connection, *, server: str) -> tuple[list[RunState], int
                 last_step=row.last_step,
                 loss=_mean(latest, "loss"),
                 steps_per_second=1 / seconds if seconds else None,
-                divergence=None if newest is None else float(np.max(newest.relative, initial=0.0)),
+                divergence=None if newest is None else divergence_of(newest),
                 open_alerts=counts,
             )
         )
     return found, len(mine) - len(found)
+
+
+def divergence_of(comparison: Comparison) -> float:
+    """The largest relative distance from the reference; 0 where all ranks hold the same bits.
+
+    NaN where ranks differ and no sketch shows by how much.
+    """
+    differing = comparison.relative[comparison.clusters != 0]
+    return float(np.fmax.reduce(differing)) if differing.size else 0.0
 
 
 def _mean(latest: Mapping[tuple[int, str], float], metric: str) -> float | None:

@@ -234,6 +234,13 @@ def test_a_token_is_shown(tmp_path, monkeypatch):
         assert refused.value.status == 403
 
 
+@pytest.mark.parametrize("token", ["two\nlines", "\u0442\u043e\u043a\u0435\u043d", "a b"])
+def test_a_token_that_cannot_be_one_is_refused_and_not_shown(token):
+    with pytest.raises(ValueError, match="ASCII text without spaces") as refused:
+        Client(token=token)
+    assert token not in str(refused.value)
+
+
 def test_it_loads_nothing_heavy_and_the_commands_load_little_of_it():
     program = (
         "import sys; import {module}; print(*sorted(m for m in sys.modules"

@@ -2,17 +2,20 @@
 
 import math
 import socket
+import subprocess
 import time
 
 import httpx
 import numpy as np
 import pytest
 
+from rankscope.server.demo.processes import RANKSCOPE
 from rankscope.server.processes import otlp_metrics
-from rankscope.server.processes.otlp_metrics import RunState, request
+from rankscope.server.processes.otlp_metrics import RunState, divergence_of, request
 from rankscope.server.settings import Settings
 from rankscope.server.storage.database.engine import open_engine, reading
 from rankscope.server.storage.judgement import leases
+from rankscope.server.window import Comparison
 from tests.support.runs.fixture_run import SyntheticRun, post
 from tests.support.servers.receivers import Collector, collector
 from tests.support.servers.service import Service, eventually
@@ -32,8 +35,11 @@ def complete(receiver):
     """The newest export, once it has all that is waited for."""
     newest = receiver.exports[-1] if receiver.exports else {}
     more = {"alert.kind": "desync.gradients", "alert.severity": "critical"}
-    there = of("otter", "digits", **more)
-    return newest if there in newest.get("rankscope.alerts.open", {}) else None
+    wanted = {
+        "rankscope.alerts.open": of("otter", "digits", **more),
+        "rankscope.run.divergence": of("heron", "birds"),
+    }
+    return newest if all(w in newest.get(name, {}) for name, w in wanted.items()) else None
 
 
 @pytest.mark.e2e
@@ -41,6 +47,9 @@ def test_running_runs_are_gauges_and_a_receiver_that_is_away_holds_up_nobody(tmp
     receiver = Collector()
     arguments = ("--otlp", f"http://127.0.0.1:{receiver.port}")
     with Service(tmp_path, environment=OFTEN, arguments=arguments) as service:
+        database = f"sqlite:///{tmp_path / 'rankscope.db'}"
+        target = ("notify", "add", f"otlp://127.0.0.1:{receiver.port}", "--db", database)
+        subprocess.run([*RANKSCOPE, *target], check=True, timeout=120)
         # Nobody listens yet.
         for run in (OTTER, HERON, ENDED):
             post(service.url, run)
@@ -65,6 +74,11 @@ def test_running_runs_are_gauges_and_a_receiver_that_is_away_holds_up_nobody(tmp
             assert divergence[of("heron", "birds")] == 0
             assert divergence[of("otter", "digits")] > 1e-4
             assert found["rankscope.runs.left_out"] == {(): 0}
+            # The alert opened while nobody listened.
+            [(record, about)] = eventually(lambda: receiver.records, timeout_s=60)
+            assert record.event_name == "rankscope.alert.opened"
+            assert about["rankscope.alert.kind"] == "desync.gradients"
+            assert about["url.full"].endswith("/runs/otter")
             # It goes away, and what is posted meanwhile is there when it is back.
             receiver.go()
             before = _failures(service)
@@ -147,6 +161,28 @@ def test_what_a_run_has_not_is_left_out_and_nan_is_a_value():
     assert loss.time_unix_nano == 10 * 10**9
     [count] = points["rankscope.alerts.open"]
     assert count.as_int == 2
+
+
+@pytest.mark.parametrize(
+    ("clusters", "relative", "is_it"),
+    [
+        ([0, 0, 0], [0, 0, 0], 0),
+        ([0, 1, 2], [0, 0.1, 0.3], 0.3),
+        # What no sketch shows does not hide what one shows, and is not taken for equal.
+        ([0, 1, 2], [0, math.nan, 0.3], 0.3),
+        ([0, 1, 0], [0, math.nan, 0], math.nan),
+    ],
+)
+def test_the_divergence_is_that_of_the_farthest_rank(clusters, relative, is_it):
+    comparison = Comparison(
+        step=1,
+        stage="parameters",
+        ranks=np.arange(3),
+        clusters=np.array(clusters),
+        distance=np.array(relative, float),
+        relative=np.array(relative, float),
+    )
+    assert divergence_of(comparison) == pytest.approx(is_it, nan_ok=True)
 
 
 @pytest.mark.parametrize("url", ["collector:4318", "grpc://collector:4317", "http://"])
