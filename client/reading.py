@@ -25,7 +25,8 @@ def read(kind: type[Model], value: Any) -> Model:
     try:
         model: Model = _reader(typing.cast(Hashable, kind))(value)
     except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{kind.__name__}: {type(error).__name__}: {error}") from error
+        name = getattr(kind, "__name__", kind)  # `X | None` and lists have none
+        raise ValueError(f"{name}: {type(error).__name__}: {error}") from error
     return model
 
 

@@ -118,6 +118,16 @@ def test_another_service_is_told_from_a_server(status, body):
     assert url in str(other.value)
 
 
+@pytest.mark.parametrize("body", [{"matrix": {"step": 3}}, {"matrix": ["?"]}])
+def test_a_part_of_an_answer_that_cannot_be_read_is_told(body):
+    with (
+        answering((200, {}, body)) as (url, _),
+        Client(url) as client,
+        pytest.raises(NotRankscope, match=r"/divergence cannot be read: .*Matrix"),
+    ):
+        client.distances("otter")
+
+
 def test_silence_ends_a_request():
     with answering(busy(Retry_After="0")) as (url, _):
         pass  # nobody listens there any more
