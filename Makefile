@@ -8,12 +8,15 @@ STAMP := $(VENV)/.installed
 HELP := dashboard/help/index.html
 STACKS_VENV := .venv-stacks
 STACKS_STAMP := $(STACKS_VENV)/.installed
+SBOM_VENV := .venv-sbom
+CHART_VENV := .venv-chart
+CHART_STAMP := $(CHART_VENV)/.installed
 ARGS ?=
 # Of `make test`, each with the files that are next; 0 tests in pytest's own process (for --pdb, -s).
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-stacks check fix demo faultlab drawn chaos bench docs screenshot clean
+.PHONY: help install test test-stacks test-chart check fix demo faultlab drawn chaos bench docs screenshot sbom clean
 
 help:
 	@echo "make demo        train on 4 ranks, break one, watch Rankscope find it; ARGS=\"--list-faults\""
@@ -24,10 +27,12 @@ help:
 	@echo "make corpus      train small models, healthy and broken, judge them; ARGS=\"--seeds 0 1\""
 	@echo "make test        the whole test suite; ARGS=\"tests/wire -x\" goes to pytest; WORKERS=2"
 	@echo "make test-stacks real jobs of Horovod, TensorFlow and all other stacks; ARGS=\"-k horovod\""
+	@echo "make test-chart  the Helm chart, by Helm's engine and Kubernetes' schemas; 350 MB"
 	@echo "make check       format, lint, types, who may import whom"
 	@echo "make fix         mend what ruff can mend by itself"
 	@echo "make docs        write the generated pages of docs/, build the site that a server has at /help"
 	@echo "make screenshot  take docs/images/*.png from a demo run, in a real browser"
+	@echo "make sbom        list of what an installed server consists of (CycloneDX), in dist/"
 	@echo "make install     .venv with the project (editable) and its pinned development packages"
 	@echo "make clean       remove .venv and what the tools left"
 
@@ -59,6 +64,15 @@ test-stacks: $(STAMP) $(STACKS_STAMP)
 	STACKS_VENV=$(abspath $(STACKS_VENV)) STACKS_RESULTS=docs/stacks/results.json \
 	  $(BIN)/pytest tests/stacks -m stacks $(ARGS)
 
+$(CHART_STAMP): Makefile
+	@$(PYTHON) -m venv $(CHART_VENV)
+	@$(CHART_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  helm-python-sdk==0.2.2 kubernetes-validate==1.37.0
+	@touch $@
+
+test-chart: $(STAMP) $(CHART_STAMP)
+	CHART_VENV=$(abspath $(CHART_VENV)) $(BIN)/pytest tests/test_helm_chart.py $(ARGS)
+
 check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -70,7 +84,7 @@ fix: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 # The pages that the dashboard's Help leads to.
-$(HELP): $(STAMP) mkdocs.yml docs/site_hooks.py $(wildcard docs/*.md docs/*/*.md)
+$(HELP): $(STAMP) mkdocs.yml docs/site_hooks.py $(wildcard docs/*.md docs/*/*.md docs/stylesheets/*.css)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 demo: $(STAMP) $(HELP)
@@ -99,5 +113,13 @@ screenshot: $(STAMP)
 	@.ci/browser
 	$(BIN)/python -m docs.demo_screenshot $(ARGS)
 
+# Of what the container image installs, in an environment with nothing else in it.
+sbom: $(STAMP)
+	@$(PYTHON) -m venv --clear --without-pip $(SBOM_VENV)
+	@$(BIN)/python -m pip --python $(SBOM_VENV)/bin/python install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt '.[server,postgres,notify,otel]'
+	@mkdir -p dist
+	@.ci/sbom $(SBOM_VENV) dist/rankscope.cdx.json
+
 clean:
-	rm -rf $(VENV) $(STACKS_VENV) .venv-peers build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(STACKS_VENV) $(SBOM_VENV) $(CHART_VENV) .venv-peers build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

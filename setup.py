@@ -6,7 +6,7 @@ from setuptools import Extension, find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-FOLDERS = ["agent", "server", "dashboard", "migrations"]
+FOLDERS = ["agent", "client", "server", "dashboard", "migrations"]
 KERNEL = "rankscope.agent.fingerprint._kernel"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from docs import interfaces, kinds
+from docs import client_models, interfaces, kinds
 from docs.markdown import NOTICE, sections, table
 from rankscope.agent.cli import COMMANDS
 from rankscope.agent.options import OPTIONS
@@ -22,6 +22,7 @@ from rankscope.server.demo.faults import DEFAULT_FAULT, FAULTS
 from rankscope.server.detectors.profiles import PROFILES
 
 DOCS = Path(__file__).parent
+MODELS = DOCS.parent / "client" / "models"
 README = DOCS.parent / "README.md"
 SETTINGS = DOCS / "detector-settings.md"
 
@@ -190,6 +191,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     DOCS / "limits.md": limits,
     DOCS / "python-api.md": interfaces.python,
     DOCS / "rest.md": interfaces.rest,
+    **{MODELS / f"{name}.py": partial(str, text) for name, text in client_models.sources().items()},
 }
 
 

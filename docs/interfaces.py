@@ -17,6 +17,7 @@ from rankscope.agent.steps.array_monitor import ArrayMonitor
 from rankscope.agent.steps.hooks import StepListener
 from rankscope.agent.steps.joined import JoinListener
 from rankscope.agent.steps.torch_monitor import TorchMonitor
+from rankscope.client import Client
 from rankscope.server.app import create_app
 from rankscope.server.settings import Settings
 
@@ -28,7 +29,7 @@ _CALLED_BY_THE_AGENT = {
 
 
 def python() -> str:
-    """What `rankscope.agent` offers, from its docstrings."""
+    """What `rankscope.agent` and `rankscope.client` offer, from their docstrings."""
     lines = [
         "# Python API",
         "",
@@ -48,6 +49,11 @@ def python() -> str:
             lines += _function(f"monitor.{name}", member, level=3)
             if not _same(name, member):
                 lines += ["", f"Of monitors that `{of}` returned."]
+    lines += ["", "## The client", "", "[How it is used](python-client.md)."]
+    lines += _function("rankscope.client.Client", Client, level=3)
+    for name, member in vars(Client).items():
+        if inspect.isfunction(member) and not name.startswith("_"):
+            lines += _function(f"client.{name}", member, level=3)
     return "\n".join(lines) + "\n"
 
 

@@ -77,6 +77,13 @@ def serve(argv: Sequence[str]) -> int:
         help="where people reach the server, for links in notifications; default: host and port",
     )
     parser.add_argument(
+        "--otlp",
+        default="",
+        metavar="URL",
+        help="send metrics of running runs to this endpoint of OpenTelemetry (OTLP over HTTP), for "
+        "example http://collector:4318; alerts: `rankscope notify add otlp://collector:4318`",
+    )
+    parser.add_argument(
         "--allowed-host",
         action="append",
         default=[],
@@ -114,6 +121,7 @@ def serve(argv: Sequence[str]) -> int:
             background="process" if options.workers == 1 else "threads",
             detectors=read_file(options.detectors) if options.detectors else Given(),
             public_url=options.public_url,
+            otlp=options.otlp.rstrip("/"),
             retention=Retention(dict(options.keep), dict(options.keep_size)),
             hosts=tuple(name.lower() for name in options.allowed_host) if loopback else None,
         )

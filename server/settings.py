@@ -12,6 +12,7 @@ import platformdirs
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
+from rankscope.server import otlp
 from rankscope.server.evaluation.detector_settings import Given
 from rankscope.server.storage.maintenance.retention import Retention
 
@@ -32,6 +33,7 @@ class Settings:
         detectors: what the file of `--detectors` sets.
         public_url: where people reach the server; empty: at its host and port.
         retention: how long runs are kept, and how much of them.
+        otlp: where metrics go by OTLP over HTTP, without a slash at its end; empty: nowhere.
         hosts: names besides localhost that requests may call the server by; None: any.
     """
 
@@ -44,6 +46,7 @@ class Settings:
     detectors: Given = field(default_factory=Given)
     public_url: str = ""
     retention: Retention = field(default_factory=Retention)
+    otlp: str = ""
     hosts: tuple[str, ...] | None = None
 
     @property
@@ -72,6 +75,16 @@ class Settings:
                 f"--public-url {self.public_url!r} is no address of a server; write for example "
                 "https://rankscope.example.org"
             )
+        url = urlsplit(self.otlp)
+        if self.otlp and (url.scheme not in ("http", "https") or not url.hostname):
+            raise ValueError(
+                f"--otlp {self.otlp!r} is no endpoint of OTLP over HTTP; write for example "
+                "http://collector:4318"
+            )
+        if self.otlp and not otlp.is_there():
+            raise ValueError(f"--otlp {otlp.MISSING}")
+        if self.otlp:
+            otlp.metric_interval()
         if self.workers < 1:
             raise ValueError(f"--workers {self.workers} is none; at least one has to do the work")
         if self.workers > 1 and backend == "sqlite":

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parent.parent
-PACKAGES = ("agent", "server", "dashboard", "migrations")
+PACKAGES = ("agent", "client", "server", "dashboard", "migrations")
 
 # Calls that make the training thread wait for the device, or the ranks for each other (design,
 # sections 1 and 5), and what is right about the few that there are: path, source -> reason.

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from rankscope import client
 from rankscope.agent import wire
 from rankscope.agent.cli import COMMANDS
 from rankscope.agent.options import OPTIONS, default_spool
@@ -153,6 +154,26 @@ def test_the_agent_s_public_names():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     ).stdout
     assert printed.strip() == "['Monitor', '__version__', 'attach', 'start'] True"
+
+
+CLIENT_NAMES = """
+    Client RunEvent
+    ClientError NotAllowed NotFound NotRankscope Problem TryLater Unreachable
+""".split()
+CLIENT_METHODS = """
+    acknowledge alert alerts change_project_detectors close compare delete_run detectors distances
+    divergence end_silence events fleet ingest is_alive is_ready metric_families metrics
+    notification_targets notifications project_detectors projects run run_alerts run_detectors runs
+    series server_metrics set_project_detectors silence silences take_back_acknowledgement
+    test_notification_target verdict
+""".split()
+
+
+def test_the_client_s_public_names():
+    assert sorted(client.__all__) == sorted(CLIENT_NAMES)
+    assert all(hasattr(client, name) for name in client.__all__)
+    methods = {name for name in vars(client.Client) if not name.startswith("_")}
+    assert methods == set(CLIENT_METHODS)
 
 
 def test_commands():

@@ -1,15 +1,19 @@
 """The site of the documentation: built strictly, all links lead somewhere, nothing from outside."""
 
+import functools
 import os
 import subprocess
 import sys
+import threading
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 import pytest
 
 from rankscope.server.detectors import registry
+from tests.support.servers.browser import HOW_TO_INSTALL, chromium, find_chromium
 
 REPOSITORY = Path(__file__).parent.parent
 SITE = "http://site/"
@@ -114,3 +118,43 @@ def test_pages_load_nothing_from_elsewhere(site, pages):
 def test_pages_have_no_script_that_the_server_forbids(pages):
     for address, page in pages.items():
         assert page.scripts == [], address
+
+
+# Of all headings of a page: height as it is, and without the link behind the text.
+HEIGHTS = """
+() => {
+  const links = [...document.querySelectorAll(".md-content .headerlink")];
+  const heights = () => links.map((link) => link.parentElement.getBoundingClientRect().height);
+  const shown = heights();
+  links.forEach((link) => { link.style.display = "none"; });
+  const bare = heights();
+  links.forEach((link) => { link.style.display = ""; });
+  return {shown, bare};
+}
+"""
+
+
+@pytest.mark.skipif(find_chromium() is None, reason=HOW_TO_INSTALL)
+@pytest.mark.parametrize("page", ["faq", "notifications", "python-api"])
+def test_headings_have_no_empty_line_and_pages_no_scroll_bar_below(site, page):
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *said):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with chromium() as browser:
+            opened = browser.new_page()
+            opened.goto(f"http://127.0.0.1:{server.server_port}/{page}/")
+            # At one of so many widths some heading just fits.
+            for width in (*range(320, 481, 10), *range(740, 1301, 40)):
+                opened.set_viewport_size({"width": width, "height": 900})
+                found = opened.evaluate(HEIGHTS)
+                assert len(found["shown"]) > 3
+                assert found["shown"] == found["bare"], width
+                # The theme's field for searching moves into its place first.
+                opened.wait_for_function("document.documentElement.scrollWidth <= innerWidth")
+    finally:
+        server.shutdown()
+        server.server_close()

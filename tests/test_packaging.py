@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 from tests.support.servers.service import Service
 
 REPOSITORY = Path(__file__).parent.parent
-FOLDERS = ("agent", "server", "dashboard", "migrations")
+FOLDERS = ("agent", "client", "server", "dashboard", "migrations")
 # In these folders, and in no wheel.
 NOT_SHIPPED: set[str] = set()
 # In no folder of the repository, and in each wheel that was built where there is a compiler.

@@ -124,11 +124,13 @@ def _health(report: dict[str, Any]) -> list[str]:
     text = "Threads and processes that ended unexpectedly and were started again."
     gone = "Runs that were deleted for their age, or their project's size."
     told = "Messages about alerts that their targets took."
+    unsent = "Exports of metrics by OTLP that were not taken."
     untold = "Messages about alerts that could not be delivered; they are tried again."
     return [
         *lines,
         *_metric("background_restarts_total", "counter", text, restarts),
         *_metric("pruned_runs_total", "counter", gone, counts.get("pruned_runs", 0)),
+        *_metric("otlp_failures_total", "counter", unsent, counts.get("otlp_failures", 0)),
         *_metric("notifications_total", "counter", told, counts.get("notifications", 0)),
         *_metric(
             "notification_failures_total", "counter", untold, counts.get("notification_failures", 0)

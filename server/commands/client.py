@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
 from rankscope.agent import wire
-from rankscope.server.rest_client import Answer, NoAnswer, RestClient, add_server
+from rankscope.client.errors import NotRankscope, Problem, Unreachable
+from rankscope.client.http import Body, Http
+from rankscope.client.questions import API, Questions, fields
+from rankscope.server.which_server import add_server
 
 OK, FAILED, USAGE, UNREACHABLE, UNKNOWN_RUN = 0, 1, 2, 3, 4
 
@@ -36,15 +40,23 @@ class Refused(Exception):
         self.code = code
 
 
-class Server(RestClient):
+class Server:
     """A server and who asks it; what is no answer is a refusal, with what it comes to."""
+
+    def __init__(self, address: str, token: str | None = None) -> None:
+        self.http = Http(address, token)
+
+    @property
+    def address(self) -> str:
+        """Its URL, without a slash at the end."""
+        return self.http.address
 
     def get(
         self,
         path: str,
         query: Query | None = None,
         *,
-        prefix: str = "/api/v1",
+        prefix: str = API,
         timeout: float = 30.0,
     ) -> dict[str, Any]:
         """JSON of a route under `prefix`, which may take `timeout` seconds.
@@ -52,12 +64,8 @@ class Server(RestClient):
         Raises:
             Refused: there is no answer, or it is an error.
         """
-        fields: list[tuple[str, str]] = []
-        for name, value in (query or {}).items():
-            if value is not None:
-                each = [value] if isinstance(value, str) else value
-                fields += [(name, one) for one in each]
-        return self._read(lambda: self.ask(prefix + path, fields, timeout=timeout))
+        with self._refusals():
+            return self.http.json("GET", prefix + path, fields(**(query or {})), timeout=timeout)
 
     def send(self, batch: wire.Batch) -> dict[str, Any]:
         """What the server says to a batch.
@@ -65,8 +73,9 @@ class Server(RestClient):
         Raises:
             Refused: as `get`.
         """
-        body = wire.encode(batch)
-        return self._read(lambda: self.post("/api/v1/ingest", body, wire.CONTENT_TYPE))
+        body = Body(wire.encode(batch), wire.CONTENT_TYPE)
+        with self._refusals():
+            return self.http.json("POST", f"{API}/ingest", body=body, timeout=60.0)
 
     def items(self, path: str, query: Query | None = None) -> list[Any]:
         """All items of a list, page by page.
@@ -74,31 +83,25 @@ class Server(RestClient):
         Raises:
             Refused: as `get`.
         """
-        found: list[Any] = []
-        cursor = None
-        while True:
-            page = self.get(path, {**(query or {}), "limit": "500", "cursor": cursor})
-            found += page["items"]
-            cursor = page["next_cursor"]
-            if cursor is None:
-                return found
+        with self._refusals():
+            pages = Questions(self.http).pages(path, fields(**(query or {})))
+            return [item for page in pages for item in page["items"]]
 
-    def _read(self, ask: Callable[[], Answer]) -> dict[str, Any]:
+    @contextlib.contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """What goes wrong between client and server, as what it comes to for a command."""
         try:
-            answer = ask()
-        except NoAnswer as error:
+            yield
+        except Unreachable as error:
             text = (
                 f"{self.address} does not answer: {str(error).rstrip('.')}. Is the server running?"
             )
             raise Refused(UNREACHABLE, text) from error
-        if answer.body is None:
+        except NotRankscope as error:
             text = f"{self.address} answers something else than Rankscope would"
-            raise Refused(UNREACHABLE, text)
-        if answer.status != 200:
-            raise Refused(
-                _CODES.get(answer.status, FAILED), str(answer.body.get("detail", answer.body))
-            )
-        return answer.body
+            raise Refused(UNREACHABLE, text) from error
+        except Problem as error:
+            raise Refused(_CODES.get(error.status, FAILED), error.detail) from error
 
 
 def parser(name: str, text: str, *, prints_json: bool = True) -> argparse.ArgumentParser:

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine
@@ -15,11 +16,13 @@ from rankscope.server.commands import database
 from rankscope.server.commands.client import FAILED, OK, complain, table
 from rankscope.server.commands.database import add_url, age, operator
 from rankscope.server.storage.access import audit, tokens
-from rankscope.server.storage.access.tokens import SCOPES, Token
+from rankscope.server.storage.access.tokens import SCOPES, Token, digest_of
 from rankscope.server.storage.database.engine import reading, writing
 
 _USUAL = ("read", "write")
 _MAX_NAME = 250
+# Of letters and digits: 190 random bits, which nobody guesses. The server keeps a plain digest.
+_LEAST_SECRET = 32
 # The end of the year 9999, after which there are no dates.
 _LAST_SECOND = 253_402_300_799
 
@@ -56,6 +59,13 @@ def _parser() -> argparse.ArgumentParser:
     create.add_argument(
         "--expires", type=_lasting, metavar="AGE", help="for example 90d or 12h; default: never"
     )
+    create.add_argument(
+        "--secret-file",
+        type=Path,
+        metavar="FILE",
+        help="take the secret from a file, in which a store of secrets has put it: at least "
+        f"{_LEAST_SECRET} random characters. Where there is such a token already, nothing happens",
+    )
     create.set_defaults(do=_create)
     listed = actions.add_parser("list", help="the tokens there are, without their secrets")
     listed.set_defaults(do=_list)
@@ -71,7 +81,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _create(engine: Engine, options: argparse.Namespace) -> int:
     now = time.time()
+    given = None if options.secret_file is None else _secret_in(options.secret_file)
     with writing(engine) as connection:
+        known = None if given is None else tokens.by_digest(connection).get(digest_of(given))
+        if known is not None:
+            return _is_there(known, options, now)
         made, secret = tokens.create(
             connection,
             name=options.name,
@@ -79,20 +93,53 @@ def _create(engine: Engine, options: argparse.Namespace) -> int:
             projects=options.project,
             now=now,
             expires_at=None if options.expires is None else now + options.expires,
+            secret=given,
         )
         audit.record(connection, operator(), "token.create", made.id, _about(made))
     if options.json:
-        print(json.dumps({**_fields(made, now), "token": secret}, indent=2))
+        shown = {} if given else {"token": secret}
+        print(json.dumps({**_fields(made, now), **shown}, indent=2))
         return OK
-    print(secret)
-    complain(
-        f"token {made.id} ({made.name}): {_what(made)}. Its secret is not shown again; give it to "
-        "trainers and commands as RANKSCOPE_TOKEN"
-    )
+    if given:
+        complain(f"token {made.id} ({made.name}): {_what(made)}, by {options.secret_file}")
+    else:
+        print(secret)
+        complain(
+            f"token {made.id} ({made.name}): {_what(made)}. Its secret is not shown again; give it "
+            "to trainers and commands as RANKSCOPE_TOKEN"
+        )
     where = engine.url.render_as_string(hide_password=True)
     # Whoever serves another one would take it for closed.
     new = ", which no server has used yet: is it the one that you serve?" if options.unused else ""
     complain(f"it holds for servers on {where}{new}")
+    return OK
+
+
+def _secret_in(path: Path) -> str:
+    """The secret that a file holds.
+
+    Raises:
+        ValueError: it is none.
+    """
+    text = path.read_text(encoding="utf-8", errors="replace").strip()
+    if len(text) < _LEAST_SECRET or not text.isascii() or not text.isprintable() or " " in text:
+        # Which it is stays unsaid.
+        raise ValueError(
+            f"{path}: a secret has at least {_LEAST_SECRET} characters of ASCII without spaces; "
+            "make one with: openssl rand -hex 32"
+        )
+    return text
+
+
+def _is_there(known: Token, options: argparse.Namespace, now: float) -> int:
+    """What is said of a token that was made by the same secret before."""
+    if not known.holds(now):
+        complain(f"token {known.id} ({known.name}) has had this secret and ended: take another one")
+        return FAILED
+    if options.json:
+        print(json.dumps(_fields(known, now), indent=2))
+    else:
+        complain(f"token {known.id} ({known.name}) has this secret already: {_what(known)}")
     return OK
 
 

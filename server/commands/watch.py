@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-import urllib3
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from rankscope.client.errors import ClientError
 from rankscope.server.commands import client
 from rankscope.server.commands.run_facts import RunFacts, load, serious
 from rankscope.server.commands.terminal import alert_lines, console, view
@@ -121,28 +121,19 @@ class _Listener(threading.Thread):
     def __init__(self, server: client.Server, run: str) -> None:
         super().__init__(daemon=True)
         self.changed = threading.Event()
-        self._server = server
-        self._address = f"{server.address}/api/v1{client.run_path(run)}/stream"
+        self._http = server.http
+        self._path = f"/api/v1{client.run_path(run)}/stream"
 
     def run(self) -> None:
         """Listens, and again where the stream has ended."""
         while True:
             # What is wrong with the server the requests for the facts report.
-            with contextlib.suppress(urllib3.exceptions.HTTPError):
+            with contextlib.suppress(ClientError):
                 self._listen()
             time.sleep(_INTERVAL_S)
 
     def _listen(self) -> None:
-        answer = urllib3.request(
-            "GET",
-            self._address,
-            headers=self._server.headers | {"Accept": "text/event-stream"},
-            timeout=urllib3.Timeout(connect=10.0, read=_QUIET_SECONDS),
-            retries=False,
-            preload_content=False,
-        )
-        with answer:
-            for part in answer.stream(65536):
-                # All but the pings, which are comments.
-                if answer.status == 200 and not part.startswith(b":"):
-                    self.changed.set()
+        for line in self._http.lines(self._path, timeout=_QUIET_SECONDS):
+            # All but the pings, which are comments, and the ends of events.
+            if line and not line.startswith(":"):
+                self.changed.set()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rankscope.server.rest_client import NoAnswer, RestClient
+from rankscope.client.errors import ClientError, NotFound
+from rankscope.client.http import Http
 
 Json = dict[str, Any]
 
@@ -23,7 +24,7 @@ class Client:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._client = RestClient(url)
+        self._http = Http(url, timeout=10.0)
 
     def run(self, run: str) -> Json | None:
         """The run, None while the server has not heard of it."""
@@ -43,11 +44,8 @@ class Client:
 
     def _get(self, path: str, query: Mapping[str, str] | None = None) -> Json | None:
         try:
-            answer = self._client.ask(f"/api/v1{path}", list((query or {}).items()), timeout=10.0)
-        except NoAnswer as error:
-            raise ServerAway(f"{self.url} does not answer: {error}") from error
-        if answer.status == 404:
+            return self._http.json("GET", f"/api/v1{path}", list((query or {}).items()))
+        except NotFound:
             return None
-        if answer.status != 200 or answer.body is None:
-            raise ServerAway(f"{self.url}{path} answers {answer.status}: {answer.body}")
-        return answer.body
+        except ClientError as error:
+            raise ServerAway(f"{self.url}{path} does not answer: {error}") from error

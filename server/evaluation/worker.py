@@ -92,6 +92,11 @@ class Worker:
         # Nobody could be heard before now.
         self._listening_since = self._swept_at = now()
 
+    @property
+    def server(self) -> str:
+        """Random name of this server, under which it holds its runs."""
+        return self._leases.server
+
     def start(self) -> None:
         """Starts the thread."""
         self._leases.start()

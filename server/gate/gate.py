@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 from urllib.parse import quote
 
+from rankscope.client.errors import NotRankscope, Problem, Unreachable
+from rankscope.client.http import Http
 from rankscope.server.alerts.verdict import counts
 from rankscope.server.detectors.registry import KINDS
 from rankscope.server.gate.formats import FORMATS, REGRESSION, Report
-from rankscope.server.rest_client import NoAnswer, RestClient, add_server
+from rankscope.server.which_server import add_server
 
 PASS, FAIL, USAGE, UNREACHABLE, UNDECIDED = range(5)
 
@@ -267,7 +269,7 @@ class _Server:
 
     def __init__(self, url: str, token: str | None) -> None:
         self.url = url
-        self._client = RestClient(url, token)
+        self._http = Http(url, token)
 
     def get(self, path: str, query: Sequence[tuple[str, str]] = ()) -> Json:
         """The answer to a request.
@@ -276,26 +278,31 @@ class _Server:
             NoVerdict: there is none.
         """
         try:
-            answer = self._client.ask(f"/api/v1{path}", query)
-        except NoAnswer as error:
+            return self._http.json("GET", f"/api/v1{path}", query)
+        except Unreachable as error:
             text = f"the server {self.url} cannot be reached: {error}"
             raise NoVerdict(UNREACHABLE, text) from error
-        if answer.status == 200 and answer.body is not None:
-            return answer.body
-        raise self._refusal(answer.status, answer.body or {})
+        except NotRankscope as error:
+            raise self._not_an_answer(error.status) from error
+        except Problem as error:
+            raise self._refusal(error) from error
 
-    def _refusal(self, status: int, problem: Json) -> NoVerdict:
-        detail = str(problem.get("detail") or problem.get("title") or f"status {status}")
-        # A 404 without a problem comes from some other service at this address.
-        if status == 404 and problem:
-            return NoVerdict(UNDECIDED, detail)
+    def _not_an_answer(self, status: int) -> NoVerdict:
         if status in (401, 403):
-            return NoVerdict(USAGE, f"the server {self.url} refuses the token: {detail}")
-        if status in (400, 422) and problem:
-            return NoVerdict(USAGE, detail)
+            return NoVerdict(USAGE, f"the server {self.url} refuses the token: status {status}")
+        # A 404 without a problem comes from some other service at this address.
         if status in (200, 404):
             return NoVerdict(UNREACHABLE, f"what answers at {self.url} is no Rankscope server")
-        return NoVerdict(UNREACHABLE, f"the server {self.url} cannot answer: {detail}")
+        return NoVerdict(UNREACHABLE, f"the server {self.url} cannot answer: status {status}")
+
+    def _refusal(self, problem: Problem) -> NoVerdict:
+        if problem.status == 404:
+            return NoVerdict(UNDECIDED, problem.detail)
+        if problem.status in (401, 403):
+            return NoVerdict(USAGE, f"the server {self.url} refuses the token: {problem.detail}")
+        if problem.status in (400, 422):
+            return NoVerdict(USAGE, problem.detail)
+        return NoVerdict(UNREACHABLE, f"the server {self.url} cannot answer: {problem.detail}")
 
 
 class Answers(Protocol):

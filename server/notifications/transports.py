@@ -1,4 +1,4 @@
-"""How a message gets to a target: by apprise, as JSON to a webhook, or to an Alertmanager."""
+"""How a message gets to a target: by apprise, to a webhook, an Alertmanager, or as OTLP."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 import urllib3
 
 from rankscope.agent import wire
+from rankscope.server import otlp
+from rankscope.server.notifications import otlp_logs
 from rankscope.server.notifications.message import Message, News, time_text
+from rankscope.server.posting import NotTaken, post
 
 _OURS = {
     "webhook": "http",
     "webhooks": "https",
     "alertmanager": "http",
     "alertmanagers": "https",
+    "otlp": "http",
+    "otlps": "https",
 }
 _ALERTMANAGER_PATH = "/api/v2/alerts"
-_TIMEOUT_S = 10.0
 # An Alertmanager forgets what nobody says again by then.
 FORGETS_AFTER_S = 600.0
 _MOST_OF_ERROR = 300
@@ -56,6 +60,8 @@ def check(url: str) -> None:
             raise BadTarget(f"{scheme}://...: {error}") from error
         if not host or port == 0:
             raise BadTarget(f"{scheme}://... names no host; write {scheme}://HOST:PORT/PATH")
+        if scheme in ("otlp", "otlps") and not otlp.is_there():
+            raise BadTarget(f"{scheme}://... {otlp.MISSING}")
         return
     _apprise(url)
 
@@ -85,14 +91,22 @@ def deliver(url: str, message: Message, *, now: float | None = None) -> None:
         BadTarget: its address cannot be used, or not without a package that is missing.
     """
     scheme = _scheme(url)
-    if scheme in ("webhook", "webhooks"):
-        _post(url, "", message.json, {"Idempotency-Key": message.id})
-    elif scheme in ("alertmanager", "alertmanagers"):
-        when = time.time() if now is None else now
-        entries = [entry for news in message.news for entry in _labelled(message, news, when)]
-        _post(url, _ALERTMANAGER_PATH, entries, {})
-    else:
-        _by_apprise(url, message)
+    try:
+        if scheme in ("webhook", "webhooks"):
+            _post(url, "", message.json, {"Idempotency-Key": message.id})
+        elif scheme in ("alertmanager", "alertmanagers"):
+            when = time.time() if now is None else now
+            entries = [entry for news in message.news for entry in _labelled(message, news, when)]
+            _post(url, _ALERTMANAGER_PATH, entries, {})
+        elif scheme in ("otlp", "otlps"):
+            if not otlp.is_there():
+                raise BadTarget(f"{scheme}://... {otlp.MISSING}")
+            address, who = _address(url)
+            otlp.send_logs(address.rstrip("/"), otlp_logs.request(message), who)
+        else:
+            _by_apprise(url, message)
+    except NotTaken as why:
+        raise NotDelivered(str(why)) from why
 
 
 def _scheme(url: str) -> str:
@@ -106,29 +120,26 @@ def _scheme(url: str) -> str:
 
 
 def _post(url: str, path: str, body: Any, headers: Mapping[str, str]) -> None:
+    """Posts JSON to a path below a target's address.
+
+    Raises:
+        NotTaken: it was not taken.
+    """
+    address, who = _address(url, path)
+    given = {"Content-Type": "application/json", **headers, **who}
+    post(address, json.dumps(body).encode(), given)
+
+
+def _address(url: str, path: str = "") -> tuple[str, Mapping[str, str]]:
+    """The address behind a target's, and the headers that say who posts."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
-    address = urlunsplit(
-        SplitResult(
-            _OURS[parts.scheme.lower()], host, parts.path.rstrip("/") + path, parts.query, ""
-        )
-    )
-    given = {"Content-Type": "application/json", **headers}
-    if parts.username is not None:
-        given |= urllib3.make_headers(
-            basic_auth=f"{unquote(parts.username)}:{unquote(parts.password or '')}",
-            user_agent="rankscope",
-        )
-    try:
-        with urllib3.PoolManager(retries=False, timeout=_TIMEOUT_S) as pool:
-            answer = pool.request(
-                "POST", address, body=json.dumps(body).encode(), headers=given, redirect=False
-            )
-    except urllib3.exceptions.HTTPError as error:
-        raise NotDelivered(f"{host} does not answer: {type(error).__name__}") from error
-    if not 200 <= answer.status < 300:
-        said = answer.data[:_MOST_OF_ERROR].decode("utf-8", "replace").strip()
-        raise NotDelivered(f"{host} answers {answer.status} {said}".strip())
+    scheme = _OURS[parts.scheme.lower()]
+    address = urlunsplit(SplitResult(scheme, host, parts.path.rstrip("/") + path, parts.query, ""))
+    if parts.username is None:
+        return address, {}
+    who = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return address, urllib3.make_headers(basic_auth=who, user_agent="rankscope")
 
 
 def _labelled(message: Message, news: News, now: float) -> list[dict[str, Any]]:

@@ -30,6 +30,7 @@ from rankscope.server.notifications.notifier import Notifier
 from rankscope.server.processes.compactor import Compactor
 from rankscope.server.processes.events import RunEvents
 from rankscope.server.processes.notify import Messenger
+from rankscope.server.processes.otlp_metrics import MetricsExporter
 from rankscope.server.processes.pruner import Pruner
 from rankscope.server.settings import Settings
 from rankscope.server.storage.database.engine import open_engine
@@ -93,6 +94,13 @@ class BackgroundThreads:
             if settings.evaluate
             else None
         )
+        self._exporter = (
+            MetricsExporter(
+                engine, settings.otlp, server=self._worker.server, health=health, now=clock.now
+            )
+            if settings.otlp and self._worker is not None
+            else None
+        )
 
     def start(self) -> None:
         """Starts the threads."""
@@ -101,9 +109,13 @@ class BackgroundThreads:
         if self._worker is not None:
             self._notifier.start()
             self._worker.start()
+        if self._exporter is not None:
+            self._exporter.start()
 
     def stop(self) -> None:
         """Ends them."""
+        if self._exporter is not None:
+            self._exporter.stop()
         if self._worker is not None:
             self._worker.stop()
             self._notifier.stop()

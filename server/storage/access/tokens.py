@@ -60,8 +60,13 @@ def create(
     projects: Sequence[str] | None,
     now: float,
     expires_at: float | None = None,
+    secret: str | None = None,
 ) -> tuple[Token, str]:
-    """A new token and its secret, which nobody can read again."""
+    """A new token and its secret, which nobody can read again.
+
+    Args:
+        secret: one that was made elsewhere, as hard to guess; None: a new one.
+    """
     token = Token(
         secrets.token_hex(4),
         name,
@@ -70,7 +75,7 @@ def create(
         now,
         expires_at,
     )
-    secret = f"{_PREFIX}{secrets.token_urlsafe(32)}"
+    secret = secret or f"{_PREFIX}{secrets.token_urlsafe(32)}"
     connection.execute(
         insert(schema.access_token).values(
             id=token.id,

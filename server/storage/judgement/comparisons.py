@@ -71,11 +71,21 @@ def write_comparisons(
 
 
 def _last_row(connection: Connection, run: int, stage: str) -> dict[str, Any] | None:
+    row = _newest_row(connection, run, stage)
+    return None if row is None else dict(row._mapping) | {"stored": True}
+
+
+def _newest_row(connection: Connection, run: int, stage: str) -> Row[Any] | None:
     t = schema.comparison
-    row = connection.execute(
+    return connection.execute(
         select(t).where(t.c.run == run, t.c.stage == stage).order_by(t.c.step.desc()).limit(1)
     ).first()
-    return None if row is None else dict(row._mapping) | {"stored": True}
+
+
+def newest(connection: Connection, *, run: int, stage: str) -> Comparison | None:
+    """The newest comparison of a link of the chain; None where it was never compared."""
+    row = _newest_row(connection, run, stage)
+    return None if row is None else _stretch(row).comparison
 
 
 def _continues(row: dict[str, Any], comparison: Comparison) -> bool:

@@ -1,5 +1,6 @@
 """`rankscope token`, and what `rankscope serve` makes of tokens."""
 
+import hashlib
 import json
 import sqlite3
 
@@ -44,6 +45,41 @@ def test_create_list_revoke(db, capsys):
     table = capsys.readouterr().out
     assert "ci    read write  all" in table
     assert printed.strip() not in table
+
+
+def test_a_secret_of_a_store_is_taken_over_once(db, tmp_path, capsys):
+    file = tmp_path / "secret"
+    file.write_text("a" * 16 + "B" * 16 + "\n")
+    words = ("create", "admin", "--scope", "admin", "--secret-file", str(file), "--db", db)
+    for said in ("admin in all projects, by", "has this secret already: admin in all projects"):
+        assert called(token, *words) == cli.OK
+        printed, complaints = capsys.readouterr()
+        assert said in complaints
+        assert "aaaaBBBB" not in printed + complaints
+    assert called(token, "list", "--json", "--db", db) == cli.OK
+    [made] = json.loads(capsys.readouterr().out)["items"]
+    with sqlite3.connect(tmp_path / "test.db") as connection:
+        [(digest,)] = connection.execute("select digest from access_token")
+    assert digest == hashlib.sha256(file.read_text().strip().encode()).hexdigest()
+    # One that was revoked does not come back with the next start.
+    assert called(token, "revoke", made["id"], "--db", db) == cli.OK
+    assert called(token, *words) == cli.FAILED
+    assert "take another one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("secret", ["", "short", "x" * 31, "two words " * 8, "\u00e4" * 40])
+def test_a_secret_that_could_be_guessed_or_sent_by_no_header_is_refused(
+    secret, db, tmp_path, capsys
+):
+    file = tmp_path / "secret"
+    file.write_text(secret)
+    assert called(token, "create", "admin", "--secret-file", str(file), "--db", db) == cli.USAGE
+    said = capsys.readouterr().err
+    assert "at least 32 characters" in said
+    assert not secret or secret not in said
+    assert called(token, "create", "a", "--secret-file", f"{file}x", "--db", db) == cli.USAGE
+    assert called(token, "list", "--db", db) == cli.OK
+    assert "No tokens" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from rankscope.server.storage import schema
 from rankscope.server.storage.database.engine import reading, writing
 from rankscope.server.storage.judgement import alerts, notifications
 from tests.support.alert_rows import add_run, put_alert
-from tests.support.servers.receivers import Hook, hook
+from tests.support.servers.receivers import Collector, Hook, hook
 
 
 class Clock:
@@ -162,6 +162,34 @@ def test_a_receiver_that_is_away_loses_nothing(telling):
     finally:
         receiver.go()
     assert telling.health.report()["counts"]["notification_failures"] >= 3
+
+
+def test_a_collector_that_is_away_gets_each_record_once_when_it_is_back(telling):
+    receiver = Collector().come()
+    try:
+        telling.target(url(receiver, "otlp"))
+        telling.put("a")
+        telling.round()
+        telling.round(after=11)
+        receiver.go()
+        telling.put("b")
+        telling.round()
+        # It opens and is over while nobody listens; the other one only opens.
+        telling.put("a", state="resolved", resolved_at=1100.0)
+        for _ in range(3):
+            telling.round(after=100)
+        assert _row(telling, "b").failures > 0
+        receiver.come()
+        for _ in range(4):
+            telling.round(after=1000)
+    finally:
+        receiver.go()
+    events = [(about["rankscope.alert.id"], r.event_name) for r, about in receiver.records]
+    assert sorted(events) == [
+        ("a", "rankscope.alert.opened"),
+        ("a", "rankscope.alert.resolved"),
+        ("b", "rankscope.alert.opened"),
+    ]
 
 
 def _row(telling, alert="a"):

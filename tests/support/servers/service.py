@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ class Service:
 
     Args:
         database: URL of it; None: an SQLite file in the folder.
+        arguments: further ones of `rankscope serve`.
 
     Attributes:
         url: without a slash at its end.
@@ -33,10 +34,12 @@ class Service:
         *,
         database: str | None = None,
         environment: Mapping[str, str] | None = None,
+        arguments: Sequence[str] = (),
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._database = database or f"sqlite:///{folder / 'rankscope.db'}"
         self._environment = environment
+        self._arguments = arguments
         self._folder = folder
         self._port = free_port()
         self._process: Process | None = None
@@ -45,7 +48,10 @@ class Service:
     def start(self) -> None:
         """Starts it and waits until it takes requests."""
         self._process = process = Process(
-            [*RANKSCOPE, "serve", "--port", str(self._port), "--db", self._database],
+            [
+                *(*RANKSCOPE, "serve", "--port", str(self._port), "--db", self._database),
+                *self._arguments,
+            ],
             log=self._folder / "server.log",
             environment=self._environment,
         )
