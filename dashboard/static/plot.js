@@ -48,8 +48,9 @@ export class Plot {
   }
 
   /**
-   * Draws the figure at a path; of one that it has already, the points that are new. Calls that come while one is under way become one more at its end, and
-   * all of them wait for that: what became of the earlier ones, nobody wants to know any more.
+   * Draws the figure at a path; of one that is there already, the server is asked for what is new. Calls
+   * that come while one is under way become one more at its end, and all of them wait for that: what
+   * became of the earlier ones, nobody wants to know any more.
    */
   draw(path, parameters) {
     this.#next = [path, parameters];

@@ -35,7 +35,7 @@ const state = new QueryState({
   const isStep = (text) => /^\d{1,15}$/.test(text);
   if (!isStep(values.from) || !isStep(values.to) || Number(values.from) > Number(values.to)) values.from = values.to = "";
   if (!isStep(values.step)) values.step = "";
-  if (!(values.axis in AXES)) values.axis = "";
+  if (!Object.hasOwn(AXES, values.axis)) values.axis = "";
   if (!isOrder(values.rsort)) values.rsort = "";
   if (!(Number(values.smoothing) >= 0 && Number(values.smoothing) < 1)) values.smoothing = "0";
   for (const name of ["ranks", "highlight"]) if (parseRanks(values[name]) === null) values[name] = "";
