@@ -129,12 +129,13 @@ class Config(Detector[ConfigState]):
         precisions = state.precisions.take(window)
         configs = window.complete_configs
         if configs and len(window.steps) and configs != state.known:
+            # Who was like the others, and attached anew (a resume), differs since then.
+            since = max if state.known is not None and not state.settings else min
             state.known = configs
             state.compared = len(configs)
             state.settings = _differences(window, configs)
-            # Who attached anew, as after a resume, differs from the others since then.
             newest = [begins[-1] for begins in window.begins.values() if begins]
-            state.first_step = max(newest, default=int(window.steps[0]))
+            state.first_step = since(newest, default=int(window.steps[0]))
         findings: tuple[Finding, ...] = ()
         if state.settings:
             findings = (_finding(state.settings, state.first_step, window.last_step),)

@@ -12,9 +12,9 @@ from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.desync.averaging_rounds import MARK
 from rankscope.server.detectors.episode import Condition, Episode, Watch
 from rankscope.server.detectors.history import Phases
-from rankscope.server.detectors.statistics import Progress
+from rankscope.server.detectors.statistics import Progress, known_median
 from rankscope.server.detectors.wording import number, sentences
-from rankscope.server.window import Window
+from rankscope.server.window import Float64, Window
 
 # Values before the step and from it on: of 735,471 orders of values that are drawn alike one has
 # all of the later ones above all of the earlier.
@@ -22,6 +22,8 @@ _BEFORE, _AFTER = 16, 8
 # By which the loss rises between medians; the share of that rise, on the logarithm, which the step
 # itself has; and its size over the largest move before: a loss that diverges gets there in steps.
 _FACTOR, _SHARE, _JUMP = 1.5, 0.6, 2.0
+# The same of each rank's loss: what one rank's does alone is another matter.
+_OWN = 1.25
 # Of the progress made, that is lost.
 _LOST = 0.1
 # Steps from one loss to the next up to which a step is seen by itself.
@@ -53,11 +55,13 @@ class Relapse(Condition[Jump]):
     swapped in, a learning rate that is far too high for a step, once or again and again.
 
     Attributes:
+        steps, losses, rows: the newest steps, mean losses and every rank's, [R] each.
         written: steps before which parameters were written outside the optimizer, the newest.
     """
 
     steps: deque[int] = field(default_factory=lambda: deque(maxlen=_BEFORE + _AFTER))
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=_BEFORE + _AFTER))
+    rows: deque[Float64] = field(default_factory=lambda: deque(maxlen=_BEFORE + _AFTER))
     written: deque[int] = field(default_factory=lambda: deque(maxlen=4 * _BEFORE))
     watch: Watch[Jump] = field(default_factory=lambda: Watch(clear_after=4 * _AFTER))
 
@@ -68,14 +72,22 @@ class Relapse(Condition[Jump]):
             columns = np.flatnonzero(marks.present.any(axis=0))
             self.written.extend(window.steps[columns].tolist())
 
-    def push(self, step: int, loss: float, progress: Progress, phases: Phases) -> None:
-        """Takes the next mean loss."""
-        if not loss > 0:
-            self.steps.clear()
-            self.losses.clear()
+    def forget(self) -> None:
+        """Begins anew: what comes now is judged by something else."""
+        self.steps.clear()
+        self.losses.clear()
+        self.rows.clear()
+
+    def push(
+        self, step: int, loss: float, row: Float64, progress: Progress, phases: Phases
+    ) -> None:
+        """Takes the next mean loss, and every rank's, float64 [R]."""
+        if not loss > 0 or (self.rows and len(self.rows[-1]) != len(row)):
+            self.forget()
             return
         self.steps.append(step)
         self.losses.append(loss)
+        self.rows.append(row)
         known = self.watch.current
         if len(self.losses) < _BEFORE + _AFTER or progress.spacing.interval > _NEXT:
             return
@@ -109,6 +121,10 @@ class Relapse(Condition[Jump]):
             return None
         before, now = (float(np.exp(np.median(part))) for part in (early[-_AFTER:], late))
         if now - before < _LOST * progress.scale:
+            return None
+        rows = np.stack(self.rows)
+        was, own = known_median(rows[_BEFORE - _AFTER : _BEFORE]), known_median(rows[_BEFORE:])
+        if (own < _OWN * was).any():
             return None
         return Jump(before, now, written=False, phase="")
 

@@ -197,8 +197,10 @@ class LossSpike(Detector[SpikeState]):
                 state.progress.push(step, value)
             incident = state.incident
             # What stands out from all that was lately is a spike already.
-            if incident is None or state.relapse.watch.current is not None:
-                state.relapse.push(step, value, state.progress, state.phases)
+            if incident is None:
+                state.relapse.push(step, value, row.copy(), state.progress, state.phases)
+            else:
+                state.relapse.forget()
             if incident is not None:
                 if incident.over(step) or incident.observations >= self.policy.settle_after:
                     findings.append(self._finding(incident))

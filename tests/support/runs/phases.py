@@ -415,6 +415,31 @@ def given_targets(
     return Trace("given targets", seed, np.arange(steps), series)
 
 
+def thrown_back(
+    seed: int, *, every: int = 50, rank: int | None = None, ranks: int = 3, steps: int = 200
+) -> Trace:
+    """A loss that is back at two thirds of its beginning every so often, and falls anew.
+
+    Args:
+        rank: the only one whose loss it is; parameters are written on all ranks each time.
+    """
+    random = np.random.default_rng(seed)
+    noise = np.exp(0.08 * random.standard_normal((ranks, steps)))
+    since = np.arange(steps) % every
+    height = np.where(np.arange(steps) < every, 3.0, 2.0)
+    calm = 0.4 + 2.6 * np.exp(-np.arange(steps) / 15)
+    losses = np.tile(calm, (ranks, 1))
+    losses[slice(None) if rank is None else rank] = 0.4 + (height - 0.4) * np.exp(-since / 15)
+    written = np.full((ranks, steps), np.nan)
+    written[:, every::every] = 1.0
+    return Trace(
+        "thrown back",
+        seed,
+        np.arange(steps),
+        {"loss": losses * noise, "parameters_written": written},
+    )
+
+
 def module_settings(seed: int, *, said: dict | None = None, steps: int = 60) -> Trace:
     """Two ranks that say at their first step what their modules are; None: nothing."""
     events = tuple(

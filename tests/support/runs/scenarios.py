@@ -40,6 +40,7 @@ from tests.support.runs.phases import (
     rare_class,
     score,
     silent,
+    thrown_back,
     turns,
     unlike_targets,
 )
@@ -308,6 +309,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         rare_class,
         dying,
         silent,
+        thrown_back,
         embeddings,
         score,
         written_over,
