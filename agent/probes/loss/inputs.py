@@ -67,6 +67,7 @@ class LossInputs:
     absolute differences; 0 at other passes from then on, and not posted before.
     `loss_subtracted` is the same of a sum, or difference, of several terms of which one, a loss of
     torch's with targets that carry no gradient, is taken away.
+    `targets_blank` is 1 where a target of `ctc_loss` holds the blank, which stands for none.
     `labels_outside` is 1 where a binary cross entropy is given labels below 0 or above 1, which
     is no mistake where single elements of the loss are taken out again (`reduction="none"`).
     `loss_broadcast` says of losses of two tensors of one shape (`mse_loss` and the like) how many
@@ -86,6 +87,10 @@ class LossInputs:
 
     def add(self, name: str, given: Mapping[str, Any]) -> None:
         """Takes what the loss function of that name was called with."""
+        if name == "ctc_loss":
+            with torch.no_grad():
+                self._note("targets_blank", _hold_blanks(given))
+            return
         scores, target = given.get("input"), given.get("target")
         if not isinstance(scores, torch.Tensor) or not isinstance(target, torch.Tensor):
             return
@@ -277,6 +282,22 @@ def _are_outside(labels: torch.Tensor) -> torch.Tensor | None:
         return None
     few = _few(labels).float()
     return ((few.amin() < -_ROUNDING) | (few.amax() > 1 + _ROUNDING)).float()
+
+
+def _hold_blanks(given: Mapping[str, Any]) -> torch.Tensor | None:
+    """Whether a target of `ctc_loss` holds the blank; what lies behind its end does not count."""
+    targets, lengths = given.get("targets"), given.get("target_lengths")
+    if not isinstance(targets, torch.Tensor) or not targets.numel() or not readable(targets):
+        return None
+    blanks = targets == given.get("blank", 0)
+    if targets.dim() == 2:
+        lengths = torch.as_tensor(lengths, device=targets.device)
+        if lengths.shape != targets.shape[:1]:
+            return None
+        blanks &= torch.arange(targets.shape[1], device=targets.device) < lengths.unsqueeze(1)
+    elif targets.dim() != 1:
+        return None
+    return blanks.any().float()
 
 
 def _has_sigmoid(scores: torch.Tensor) -> float:

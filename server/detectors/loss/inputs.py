@@ -23,6 +23,7 @@ _RIGHT: Mapping[str, float] = {
     "labels_outside": 0.0,
     "loss_negated": 0.0,
     "loss_subtracted": 0.0,
+    "targets_blank": 0.0,
 }
 
 
@@ -71,8 +72,8 @@ class LossInputs(Detector[InputsState]):
 
     Statistic:
         At 8 consecutive samples `scores_softmaxed`, `scores_unnormalised`, `scores_positive`,
-        `labels_outside`, `loss_negated` or `loss_subtracted` above 0, or `loss_broadcast` above 1,
-        on any rank. Over after 8 steps without.
+        `labels_outside`, `loss_negated`, `loss_subtracted` or `targets_blank` above 0, or
+        `loss_broadcast` above 1, on any rank. Over after 8 steps without.
 
     Severity:
         Warning; info for a loss that is taken away where another optimizer of the process steps in
@@ -185,6 +186,16 @@ def _finding(name: str, episode: Episode[float], given: Given, *, turns: bool) -
             "Look at the sign, and at the sign of the weight, of each term of the loss, and log "
             "them one by one. Nothing, if it is meant, as of a discriminator that is to be misled, "
             "or of data that are to be unlearned."
+        )
+    elif name == "targets_blank":
+        title = "Targets of `ctc_loss` hold the blank"
+        cause = (
+            "The blank stands for no symbol at all: a target that holds it asks for something that "
+            "no output can mean. The loss may fall below 0, and decoding drops these symbols."
+        )
+        remedy = (
+            "Number the symbols from 1 where the blank is 0, or give `ctc_loss` another `blank`: "
+            "the number of symbols, as the last of the outputs."
         )
     elif name == "labels_outside":
         title = "A binary cross entropy is given labels below 0 or above 1"

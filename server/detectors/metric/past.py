@@ -141,12 +141,13 @@ class Past:
             teeth = np.abs(profile) > 0.5 * height
             at = np.flatnonzero(teeth[np.arange(size) % found.length])
             rest = np.delete(residual, at)
-            sigma = max(robust_sigma(rest), FLOOR * abs(float(np.median(values))))
+            least = FLOOR * abs(float(np.median(values)))
+            sigma = max(robust_sigma(rest), least) if len(rest) else least
             # The window may be older than they are.
             at = at[np.abs(residual[at]) > 0.5 * height]
             few = teeth.mean() <= max(_TOOTH, 1 / found.length)
             regular = len(at) >= policy.recurring and few and found.length > 2
-            if regular and height > policy.spike_z * sigma:
+            if regular and len(rest) and height > policy.spike_z * sigma:
                 event = self._teeth(steps, values, at, height / sigma, height, policy)
         if event is not None:
             self.recurring, self.quiet = event, 0

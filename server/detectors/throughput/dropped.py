@@ -132,7 +132,7 @@ class ThroughputDropped(Detector[DroppedState]):
         the longest take above the others, twice as much and 10 ms, is a third of all time. And the
         time before the first forward pass (`data_seconds`, key `data`), median over the ranks: of
         24 steps 1.5 times that of the up to 256 before and so much more than the computing has
-        grown, by a quarter of a step, nine in ten longer by 15 % than nine in ten before; or so
+        grown, by a quarter of a step, four in five longer by 15 % than four in five before; or so
         beside the first 24 steps, growing in all eighths of the run (Mann-Kendall Z of 2.8).
 
     Severity:

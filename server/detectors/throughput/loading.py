@@ -32,7 +32,8 @@ class LoadingPolicy(RecurringPolicy):
             much to do both grow.
         loading_share: of a step, that it has grown by, at the least.
         loading_seconds: the same in seconds.
-        loading_apart: the shortest tenth over the longest tenth before, at the least.
+        loading_apart: the shortest fifth over the longest fifth before, at the least: one step of
+            eight may have an average of the parameters before it.
         loading_size: steps that have to be so, and as many before them.
         loading_memory: steps before them, at the most.
     """
@@ -136,7 +137,7 @@ class Loading(Condition[Slower]):
         if more < max(policy.loading_share * now[3], policy.loading_seconds):
             return False
         times, computing = now[1] / max(usual[1], 1e-9), now[2] / max(usual[2], 1e-9)
-        shortest, longest = np.quantile(recent[:, 1], 0.1), np.quantile(before[:, 1], 0.9)
+        shortest, longest = np.quantile(recent[:, 1], 0.2), np.quantile(before[:, 1], 0.8)
         return bool(
             times > policy.loading_factor * max(computing, 1.0)
             and shortest > policy.loading_apart * longest

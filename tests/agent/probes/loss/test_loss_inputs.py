@@ -300,3 +300,32 @@ def test_the_number_of_classes_is_reported_once_it_changes():
         inputs.end(facts)
         found.append(facts.scalars.get("loss_classes"))
     assert found == [None, None, 8, 8, 4]
+
+
+def aligned(targets, *, lengths=(2, 3, 1, 4), blank=0):
+    """CTC over places; targets [4, 4], or their joined beginnings."""
+
+    def loss(outputs):
+        scores = outputs.view(4, 4, -1).transpose(0, 1).repeat(3, 1, 1).log_softmax(2)
+        places = torch.full((4,), 12)
+        return functional.ctc_loss(scores, targets, places, torch.tensor(lengths), blank=blank)
+
+    return loss
+
+
+SYMBOLS = torch.tensor([[1, 2, 0, 0], [2, 1, 2, 0], [1, 0, 0, 0], [1, 2, 1, 2]])
+
+
+@pytest.mark.parametrize(
+    ("loss", "blanks"),
+    [
+        (aligned(SYMBOLS), 0.0),  # 0 behind the end is padding
+        (aligned(SYMBOLS - 1, blank=2), 0.0),
+        (aligned(SYMBOLS, blank=2), 1.0),
+        (aligned(SYMBOLS, lengths=(3, 3, 1, 4)), 1.0),
+        (aligned(torch.tensor([1, 2, 2, 1, 2, 1, 1, 2, 1, 2])), 0.0),
+        (aligned(torch.tensor([1, 2, 2, 0, 2, 1, 1, 2, 1, 2])), 1.0),
+    ],
+)
+def test_targets_of_ctc_that_hold_the_blank(loss, blanks):
+    assert all(scalars["targets_blank"] == blanks for scalars in trained(loss))
