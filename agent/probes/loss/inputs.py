@@ -297,7 +297,8 @@ def _hold_blanks(given: Mapping[str, Any]) -> torch.Tensor | None:
         blanks &= torch.arange(targets.shape[1], device=targets.device) < lengths.unsqueeze(1)
     elif targets.dim() != 1:
         return None
-    return blanks.any().float()
+    found: torch.Tensor = blanks.any().float()
+    return found
 
 
 def _has_sigmoid(scores: torch.Tensor) -> float:
