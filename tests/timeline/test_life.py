@@ -46,7 +46,7 @@ def test_the_newest_finding_is_reported_and_a_further_fault_takes_nothing_back()
     assert (alert.severity, alert.first_step, alert.last_step) == ("critical", 7, 12)
     assert (alert.ranks, alert.tensors, alert.evidence) == ((2,), (), {})
     assert alert.stage == "parameters"
-    assert alert.title == "desync.parameters seen at 12"
+    assert alert.title == "desync.parameters seen at 12; first at step 7"
 
 
 def test_a_detector_may_take_back_what_it_said_of_the_same_incident():

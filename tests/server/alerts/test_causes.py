@@ -44,6 +44,21 @@ CASES = {
         alert("loss.diverging", 140),
         True,
     ),
+    "labels that changed on a rank, and gradients against each other, dated to the start": (
+        forever("rank.loss_outlier", 100, severity="critical", ranks=(0, 1)),
+        forever("rank.gradient_outlier", 0, key="opposed", seen_step=180, ranks=(0, 1)),
+        True,
+    ),
+    "labels that changed on a rank, and a gradient that is larger since long before": (
+        forever("rank.loss_outlier", 100, severity="critical", ranks=(0, 1)),
+        forever("rank.gradient_outlier", 0, key="", seen_step=20, ranks=(0, 1)),
+        False,
+    ),
+    "weights that come back from a checkpoint, and the loss that they had": (
+        forever("update.reverted", 81, ranks=(0, 1)),
+        alert("loss.diverging", 80),
+        True,
+    ),
     "a model left in evaluation mode, and statistics that come to rest": (
         forever("mode.evaluation", 100, ranks=(0, 1)),
         forever("desync.buffers", 100, key="rest", ranks=(0, 1)),

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rankscope.server.detectors.gradient.exploding import GradientExploding
 from rankscope.server.detectors.history import Companions, RankHistory
 from rankscope.server.detectors.loss.diverging import LossDiverging
 from rankscope.server.detectors.loss.nonfinite import LossNonFinite
@@ -13,7 +14,7 @@ from rankscope.server.detectors.loss.oscillating import LossOscillating
 from rankscope.server.detectors.loss.spike import LossSpike
 from rankscope.server.detectors.rank.loss_outlier import RankLossOutlier
 from rankscope.server.detectors.rank.silent import RankSilent
-from rankscope.server.window import Series, Window
+from rankscope.server.window import Series, Status, Window
 from tests.support.judging import judge
 from tests.support.runs.liveness import Timeline, silence
 from tests.support.runs.scenarios import noise, recorded, spikes, swinging, two_sides
@@ -25,6 +26,15 @@ def trace(loss, **series):
     shape = loss.shape
     more = {name: np.broadcast_to(values, shape).copy() for name, values in series.items()}
     return Trace("made", 0, np.arange(shape[1]), {"loss": loss, **more})
+
+
+def test_a_gradient_that_was_exactly_zero_did_not_explode():
+    """As where a layer that can learn is added to one that could not."""
+    norms = np.where(np.arange(300) < 100, 0.0, 0.2)
+    made = trace(np.full((2, 300), 2.3), grad_norm=norms)
+    found = judge(made, [GradientExploding()])
+    assert found.alerts == ()
+    assert found.checks["gradient.exploding"].status is Status.OK
 
 
 # -------------------------------------------------------------------------------------------- loss

@@ -430,14 +430,11 @@ def thrown_back(
     calm = 0.4 + 2.6 * np.exp(-np.arange(steps) / 15)
     losses = np.tile(calm, (ranks, 1))
     losses[slice(None) if rank is None else rank] = 0.4 + (height - 0.4) * np.exp(-since / 15)
-    written = np.full((ranks, steps), np.nan)
-    written[:, every::every] = 1.0
-    return Trace(
-        "thrown back",
-        seed,
-        np.arange(steps),
-        {"loss": losses * noise, "parameters_written": written},
-    )
+    written = np.zeros((ranks, steps), dtype=bool)
+    written[:, every::every] = True
+    series = {"loss": losses * noise, "parameters_written": np.ones((ranks, steps))}
+    present = {"parameters_written": written}
+    return Trace("thrown back", seed, np.arange(steps), series, present)
 
 
 def module_settings(seed: int, *, said: dict | None = None, steps: int = 60) -> Trace:

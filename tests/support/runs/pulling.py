@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rankscope.server.comparison import directions
+from rankscope.server.comparison.compare import compare_digests
 from tests.support.runs.traces import Trace
 
 _FEATURES, _CLASSES, _BATCH = 16, 8, 32
@@ -21,6 +22,7 @@ def pulling(
     samples: int = 0,
     rate: float = 0.3,
     every: int = 1,
+    apart: int = -1,
 ) -> Trace:
     """Their losses, their batches, and where their gradients point.
 
@@ -31,6 +33,7 @@ def pulling(
         samples: of each rank, of which every batch takes all; 0 for new ones in every batch. Their
             labels are mostly noise.
         every: step that is sampled.
+        apart: from here on the ranks are said to hold other parameters; -1 for never.
     """
     random = np.random.default_rng(seed)
     truths = 1.5 * random.standard_normal((ranks, _FEATURES, _CLASSES))
@@ -77,6 +80,13 @@ def pulling(
     sampled = np.arange(steps) % every == 0
     local = np.zeros((ranks, steps))
     local[:, sampled] = norms
+    everyone = np.arange(ranks)
+    compared = [
+        compare_digests(
+            step, "parameters", everyone, np.where(everyone == 0, 1, 2 if step >= apart else 1)
+        )
+        for step in range(steps if apart >= 0 else 0)
+    ]
     return Trace(
         "pulling",
         seed,
@@ -85,6 +95,7 @@ def pulling(
         present={"grad_norm_local": np.tile(sampled, (ranks, 1))},
         products=tuple(products),
         words={"batch": words},
+        comparisons=tuple(compared),
     )
 
 

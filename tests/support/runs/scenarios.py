@@ -23,6 +23,7 @@ from tests.support.runs.courses import (
     zero_at,
     zeros,
 )
+from tests.support.runs.in_vain import clipped, loading, without_gradients
 from tests.support.runs.layered import compressed, layered, noisy_gradients, odd_batches, stages
 from tests.support.runs.liveness import failing, silence, stalled
 from tests.support.runs.logged import logged
@@ -310,6 +311,9 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         dying,
         silent,
         thrown_back,
+        clipped,
+        loading,
+        without_gradients,
         embeddings,
         score,
         written_over,

@@ -13,6 +13,8 @@ def slow(
     update: float = 1e-7,
     rises: float = 1.0,
     falls: float = 0.0,
+    cosine: float | None = None,
+    explained: float = 0.05,
     steps: int = 140,
 ) -> Trace:
     """Every step posts its update over the parameters.
@@ -20,6 +22,8 @@ def slow(
     Args:
         rises: learning rate in the end over that at first; updates are proportional to it.
         falls: share of the loss that is gained until the end.
+        cosine: of the gradients of consecutive samples; None where none is posted.
+        explained: share of the deviance at the end, posted with it.
     """
     random = np.random.default_rng(seed)
     course = np.linspace(0, 1, steps)
@@ -30,4 +34,7 @@ def slow(
         "update_ratio": update * rate * np.exp(0.1 * random.standard_normal(shape)),
         "lr": np.broadcast_to(1e-6 * rate, shape).copy(),
     }
+    if cosine is not None:
+        series["grad_cosine"] = cosine + 0.1 * random.standard_normal(shape)
+        series["explained_deviance"] = np.broadcast_to(explained * course, shape).copy()
     return Trace("slow", seed, np.arange(steps), series)

@@ -1,0 +1,42 @@
+"""Gradients against each other that grow, while the loss still falls."""
+
+import numpy as np
+import pytest
+
+from rankscope.server.detectors.rank.gradient_outlier import RankGradientOutlier
+from rankscope.server.window import GradientProducts
+from tests.support.judging import judge
+from tests.support.runs.traces import Trace
+
+STEPS = 240
+
+
+def pulling(*, grown):
+    """Two ranks whose gradients agree at first and oppose each other later.
+
+    Args:
+        grown: power of a rank's gradient in the end, over that in the beginning.
+    """
+    random = np.random.default_rng(5)
+    late = np.clip((np.arange(STEPS) - 40) / 40, 0, 1)
+    cosines = 0.3 - 0.7 * late + 0.1 * random.standard_normal(STEPS)
+    squares = 1 + (grown - 1) * late
+    products = tuple(
+        GradientProducts(
+            step=step,
+            ranks=np.arange(2),
+            squares=np.full(2, squares[step]),
+            products=np.full(2, cosines[step] * squares[step]),
+            others=np.full(2, squares[step]),
+        )
+        for step in range(STEPS)
+    )
+    # All the way: it never stands.
+    losses = np.tile(2.3 - 1.2 * np.linspace(0, 1, STEPS), (2, 1))
+    return Trace("pulling", 5, np.arange(STEPS), {"loss": losses}, products=products)
+
+
+@pytest.mark.parametrize(("grown", "found"), [(3.0, [("opposed", (0, 1), 0)]), (0.4, [])])
+def test_what_has_become_as_large_as_the_gradient_was_need_not_stand(grown, found):
+    alerts = judge(pulling(grown=grown), [RankGradientOutlier()]).alerts
+    assert [(a.key, a.ranks, a.first_step) for a in alerts] == found

@@ -1,0 +1,77 @@
+"""Trainings whose steps come to little: no gradient, clipped to nothing, waiting for data."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.support.runs.traces import Trace
+
+
+def without_gradients(
+    seed: int, *, at: int = 40, until: int = 120, moves: float = 0.0, steps: int = 120
+) -> Trace:
+    """Two ranks none of whose parameters has a gradient from one step until another.
+
+    Args:
+        moves: what the steps change all the same, over the parameters.
+    """
+    random = np.random.default_rng(seed)
+    shape, gone = (2, steps), (np.arange(steps) >= at) & (np.arange(steps) < until)
+    updates = 1e-3 * np.exp(0.1 * random.standard_normal(shape))
+    updates[:, gone] = moves
+    series = {
+        "loss": 1 + 0.05 * random.standard_normal(shape),
+        "grad_norm": np.exp(0.2 * random.standard_normal(shape)),
+        "update_ratio": updates,
+    }
+    present = {"grad_norm": np.tile(~gone, (2, 1))}
+    return Trace("without gradients", seed, np.arange(steps), series, present)
+
+
+def clipped(
+    seed: int,
+    *,
+    factor: float = 0.02,
+    optimizer: str = "SGD",
+    gained: float = 0.05,
+    steps: int = 320,
+) -> Trace:
+    """Every gradient is clipped to so much of its length, while so much of the loss is gained."""
+    random = np.random.default_rng(seed)
+    shape = (2, steps)
+    course = 1 - gained * np.linspace(0, 1, steps)
+    series = {
+        "loss": 2.3 * course + 0.02 * random.standard_normal(shape),
+        "clip_coefficient": factor * np.exp(0.2 * random.standard_normal(shape)),
+    }
+    return Trace("clipped", seed, np.arange(steps), series, config={"optimizer": optimizer})
+
+
+def loading(
+    seed: int,
+    *,
+    at: int = 120,
+    more: float = 0.03,
+    creeps: bool = False,
+    computes: float = 1.0,
+    steps: int = 280,
+) -> Trace:
+    """Three ranks on a machine that others use, all of which wait for their data.
+
+    Args:
+        more: seconds that each waits longer from `at` on.
+        creeps: it comes to that in the course of the run, and not at one step.
+        computes: factor of the computing from `at` on.
+    """
+    random = np.random.default_rng(seed)
+    shape, late = (3, steps), np.arange(steps) >= at
+    slower = more * (np.linspace(0, 1, steps) if creeps else late)
+    data = 0.002 * np.exp(0.3 * random.standard_normal(shape)) + slower
+    # What it takes to compute varies by more than what is waited: the whole step shows nothing.
+    compute = 0.02 * np.exp(0.7 * random.standard_normal((1, steps))) * np.where(late, computes, 1)
+    series = {
+        "data_seconds": data,
+        "compute_seconds": np.repeat(compute, 3, axis=0),
+        "step_seconds": data + compute,
+    }
+    return Trace("loading", seed, np.arange(steps), series)
