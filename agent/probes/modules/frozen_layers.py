@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -90,8 +91,15 @@ class FrozenLayers(Probe):
 
     def _module_called(self, place: int, module: nn.Module, args: Any, output: Any) -> None:
         given = args[0] if isinstance(args, tuple) and args else None
-        if isinstance(given, torch.Tensor) and given.requires_grad and torch.is_grad_enabled():
-            self._passed.add(place)
+        if not (isinstance(given, torch.Tensor) and isinstance(output, torch.Tensor)):
+            return
+        # Of what is asked of a teacher, or a target network, no gradient ever comes back.
+        if given.requires_grad and output.requires_grad and torch.is_grad_enabled():
+            arrived = self.context.guarded(self.name, partial(self._gradient_arrived, place))
+            output.register_hook(arrived)
+
+    def _gradient_arrived(self, place: int, gradient: torch.Tensor) -> None:
+        self._passed.add(place)
 
     def after_step(self, facts: StepFacts) -> None:
         """Says what the hooks have seen."""

@@ -73,6 +73,21 @@ def test_what_is_frozen_on_purpose_is_let_alone(freeze):
     assert told(model) == []
 
 
+def test_a_teacher_that_no_gradient_comes_back_from():
+    class Taught(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head, self.teacher = (nn.Linear(16, 16) for _ in range(3))
+            self.teacher.requires_grad_(False)
+
+        def forward(self, x):
+            hidden = self.body(x)
+            return self.head(hidden) - self.teacher(hidden).detach()
+
+    torch.manual_seed(0)
+    assert told(Taught()) == []
+
+
 def test_what_another_optimizer_trains_in_turns_has_moved_by_then():
     model = stack()
     mine = [p for name, p in model.named_parameters() if not name.startswith("4.")]
