@@ -14,8 +14,10 @@ from rankscope.client.models import (
     Accepted,
     Alert,
     AlertDetail,
+    AuditEntry,
     Compared,
     Comparison,
+    Data,
     Delivery,
     Detectors,
     DetectorSettings,
@@ -107,6 +109,7 @@ class Client:
         state: RunState | None = None,
         q: str | None = None,
         order: Literal["newest", "attention"] = "newest",
+        sort: str | None = None,
     ) -> Iterator[Run]:
         """Runs, newest first.
 
@@ -115,8 +118,10 @@ class Client:
             state: in this state alone.
             q: text that id or project contains.
             order: `attention`: running ones first, then those that failed or were lost.
+            sort: a column instead, with `-` the largest first; an unknown one is a `Problem` that
+                says which there are.
         """
-        query = fields(project=project, state=state, q=q, order=order)
+        query = fields(project=project, state=state, q=q, order=order, sort=sort)
         return self._ask.items(Run, "/runs", query)
 
     def run(self, run: str) -> RunDetail:
@@ -375,6 +380,24 @@ class Client:
         """
         query = fields(fail_on=fail_on, kind=kinds, ignore=ignore)
         return self._ask.one(Verdict, "GET", path_of("runs", run) + "/verdict", query)
+
+    def data(self, run: str, *, from_step: int | None = None, to_step: int | None = None) -> Data:
+        """What each rank read: batch sizes, samples that came again, samples that two ranks had.
+
+        Args:
+            run: its id.
+            from_step, to_step: first and last step.
+        """
+        query = fields(from_step=from_step, to_step=to_step)
+        return self._ask.one(Data, "GET", path_of("runs", run) + "/data", query)
+
+    def audit(self, *, act: str | None = None) -> Iterator[AuditEntry]:
+        """Administrative acts, newest first; with tokens, for those of the scope `admin` alone.
+
+        Args:
+            act: of this sort alone, `token.create` for example.
+        """
+        return self._ask.items(AuditEntry, "/audit", fields(act=act))
 
     def fleet(self, *, project: str | None = None, days: float = 30.0) -> Fleet:
         """Alerts by kind and by host, those with most open ones first."""

@@ -16,7 +16,9 @@ from pydantic import BaseModel
 
 from rankscope.server.api import (
     alert_models,
+    audit,
     comparison_models,
+    data,
     detector_models,
     fleet,
     models,
@@ -43,11 +45,15 @@ ANSWERS: tuple[type[BaseModel], ...] = (
     notification_models.Notification,
     notification_models.Delivery,
     fleet.Fleet,
+    data.Data,
+    audit.AuditEntry,
 )
 # Module of the server -> module of the client, and what it holds.
 _MODULES: dict[str, tuple[str, str]] = {
     models.__name__: ("runs", "Runs, their series and their verdicts"),
     fleet.__name__: ("fleet", "What is open in all runs"),
+    data.__name__: ("data", "What the ranks of a run read"),
+    audit.__name__: ("audit", "Administrative acts"),
     notification_models.__name__: ("notifications", "Who is told of alerts"),
     alert_models.__name__: ("alerts", "Alerts and silences"),
     comparison_models.__name__: ("comparison", "Two runs side by side"),

@@ -161,8 +161,8 @@ CLIENT_NAMES = """
     ClientError NotAllowed NotFound NotRankscope Problem TryLater Unreachable
 """.split()
 CLIENT_METHODS = """
-    acknowledge alert alerts change_project_detectors close compare delete_run detectors distances
-    divergence end_silence events fleet ingest is_alive is_ready metric_families metrics
+    acknowledge alert alerts audit change_project_detectors close compare data delete_run detectors
+    distances divergence end_silence events fleet ingest is_alive is_ready metric_families metrics
     notification_targets notifications project_detectors projects run run_alerts run_detectors runs
     series server_metrics set_project_detectors silence silences take_back_acknowledgement
     test_notification_target verdict

@@ -9,6 +9,7 @@ from rankscope.client.models.alerts import AlertDetail as AlertDetail
 from rankscope.client.models.alerts import Silence as Silence
 from rankscope.client.models.alerts import Since as Since
 from rankscope.client.models.alerts import Transition as Transition
+from rankscope.client.models.audit import AuditEntry as AuditEntry
 from rankscope.client.models.comparison import AlertDifference as AlertDifference
 from rankscope.client.models.comparison import BitComparison as BitComparison
 from rankscope.client.models.comparison import CheckDifference as CheckDifference
@@ -19,6 +20,10 @@ from rankscope.client.models.comparison import KindAlerts as KindAlerts
 from rankscope.client.models.comparison import MetricDifference as MetricDifference
 from rankscope.client.models.comparison import RunVerdict as RunVerdict
 from rankscope.client.models.comparison import SettingDifference as SettingDifference
+from rankscope.client.models.data import BatchSize as BatchSize
+from rankscope.client.models.data import Data as Data
+from rankscope.client.models.data import RankData as RankData
+from rankscope.client.models.data import SharedData as SharedData
 from rankscope.client.models.detectors import DetectorAbout as DetectorAbout
 from rankscope.client.models.detectors import Detectors as Detectors
 from rankscope.client.models.detectors import DetectorSettings as DetectorSettings

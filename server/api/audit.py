@@ -23,8 +23,7 @@ class AuditEntry(BaseModel):
     at: datetime
     act: audit.Act
     name: str = Field(
-        description="of the token; of a command the user of the operating system; empty where the "
-        "server asks for no token"
+        description="of the token, or the system's user of a command; empty where none is asked for"
     )
     token: str = Field(description="id of the token; empty where there is none")
     origin: str = Field(description="address of the client, or name of the host of a command")

@@ -41,7 +41,7 @@ class RankData(BaseModel):
 class SharedData(BaseModel):
     """Two ranks that read the same samples."""
 
-    ranks: tuple[int, int]
+    ranks: list[int] = Field(description="two of them")
     share: float = Field(description="of the samples that the one with fewer read in a pass")
 
 
@@ -109,7 +109,7 @@ def _shared(known: Ledger) -> list[SharedData]:
     largest = np.argsort(-share, axis=None, kind="stable")[:_PAIRS]
     rows, columns = np.unravel_index(largest, share.shape)
     return [
-        SharedData(ranks=(int(known.ranks[a]), int(known.ranks[b])), share=float(share[a, b]))
+        SharedData(ranks=[int(known.ranks[a]), int(known.ranks[b])], share=float(share[a, b]))
         for a, b in zip(rows, columns, strict=True)
         if share[a, b] > 0
     ]

@@ -73,7 +73,10 @@ def call_everything(client, app):
     """Calls each method with all that it takes, and reads each list to its end."""
     later = datetime.now(UTC) + timedelta(hours=1)
     list(client.runs(project="digits", state="finished", q="ott", order="attention"))
+    by_steps = [run.last_step for run in client.runs(project="digits", sort="-last_step")]
+    assert by_steps == sorted(by_steps, reverse=True)
     assert isinstance(client.run("otter"), RunDetail)
+    assert [rank.rank for rank in client.data("otter", from_step=1, to_step=9).ranks] == []
     assert {project.name for project in client.projects()} >= {"digits", "birds"}
     assert [run.id for run in client.compare("otter", "heron").runs] == ["otter", "heron"]
     assert next(iter(client.events("otter"))).name == "state"
@@ -119,6 +122,8 @@ def call_everything(client, app):
         assert [t.id for t in client.notification_targets()] == [target.id]
         assert client.test_notification_target(target.id).delivered
     list(client.notifications(run="otter", alert=alert.id, pending=True, limit=10))
+    acts = [entry.act for entry in client.audit(act="silence.create")]
+    assert acts == ["silence.create"]
     assert client.is_alive()
     assert client.is_ready()
     assert "rankscope_batches_total" in client.server_metrics()
