@@ -177,6 +177,7 @@ class ThroughputDropped(Detector[DroppedState]):
     def advance(self, window: Window, state: DroppedState) -> Outcome:
         """Goes through the steps that were timed."""
         policy = self.policy
+        state.loading.world = len(window.ranks)
         reductions = deque(window.reductions)
         for numbers in _numbers(window).tolist():
             step = int(numbers[_STEP])

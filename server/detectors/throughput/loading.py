@@ -13,7 +13,7 @@ from rankscope.server.detectors.episode import Condition, Episode, Watch
 from rankscope.server.detectors.policy import Observations, Seconds, Share, Times
 from rankscope.server.detectors.statistics import change_point, mann_kendall
 from rankscope.server.detectors.throughput.recurring import RecurringPolicy
-from rankscope.server.detectors.wording import duration, percent, sentences
+from rankscope.server.detectors.wording import duration, if_several, percent, sentences
 from rankscope.server.window import Float64
 
 # Steps between two judgements, and parts of the run by whose medians it creeps.
@@ -52,12 +52,14 @@ class Slower:
 
     Attributes:
         creeps: it has grown all the time, and not at one step.
+        world: number of ranks.
     """
 
     before: float
     now: float
     step: float
     creeps: bool
+    world: int
 
 
 @dataclass(slots=True)
@@ -68,6 +70,7 @@ class Loading(Condition[Slower]):
         past, recent: number, seconds before the forward pass, seconds of computing, of a step.
         begin: the first of them.
         course: every one, thinned out evenly: one of `every`.
+        world: number of ranks.
     """
 
     policy: LoadingPolicy
@@ -76,6 +79,7 @@ class Loading(Condition[Slower]):
     begin: list[tuple[float, ...]] = field(default_factory=list)
     course: list[tuple[float, ...]] = field(default_factory=list)
     every: int = 1
+    world: int = 1
     seen: int = 0
     watch: Watch[Slower] = field(default_factory=lambda: Watch(clear_after=64))
 
@@ -124,7 +128,13 @@ class Loading(Condition[Slower]):
                 self.watch.good(step)
                 return
         before = begin if creeps else past
-        facts = Slower(float(np.median(before[:, 1])), float(now[1]), float(now[3]), creeps=creeps)
+        facts = Slower(
+            float(np.median(before[:, 1])),
+            float(now[1]),
+            float(now[3]),
+            creeps=creeps,
+            world=self.world,
+        )
         rows = np.concatenate([past[-len(recent) :], recent])
         since = begin[0, 0] if creeps else rows[change_point(np.log(rows[:, 1] + 1e-6))[0], 0]
         self.watch.bad(step, facts, first_step=int(since))
@@ -152,8 +162,10 @@ class Loading(Condition[Slower]):
         """What is reported of an episode."""
         facts, step = episode.facts, episode.first_step
         more = facts.now - facts.before
+        alike = if_several(facts.world, "on all ranks alike", before=", ")
+        who = "Every rank" if facts.world > 1 else "The training"
         if facts.creeps:
-            title = f"Every rank waits longer and longer for its data: {duration(facts.now)} a step"
+            title = f"{who} waits longer and longer for its data: {duration(facts.now)} a step"
             how = (
                 f"The time before the first forward pass of a step has grown from "
                 f"{duration(facts.before)} to {duration(facts.now)} in the course of the run"
@@ -164,7 +176,7 @@ class Loading(Condition[Slower]):
                 "up, a cache without an end."
             )
         else:
-            title = f"Every rank waits {duration(more)} longer for its data since step {step}"
+            title = f"{who} waits {duration(more)} longer for its data since step {step}"
             how = (
                 f"The time before the first forward pass of a step was {duration(facts.before)} "
                 f"before step {step}, and is {duration(facts.now)} since then"
@@ -181,7 +193,7 @@ class Loading(Condition[Slower]):
             severity="warning",
             title=title,
             cause=sentences(
-                f"{how}, on all ranks alike: {percent(more / facts.step)} of a step of "
+                f"{how}{alike}: {percent(more / facts.step)} of a step of "
                 f"{duration(facts.step)}. What is computed in a step takes no longer.",
             ),
             remedy=remedy,
