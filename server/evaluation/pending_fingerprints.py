@@ -78,7 +78,7 @@ class PendingFingerprints:
         return [k for k in self._held if k[0] <= through and (wanted is None or k[1] in wanted)]
 
     def of_lowest_rank(self, key: Key) -> wire.Fingerprint:
-        """That of the lowest rank of all that wait, own copies included."""
+        """That of the lowest rank of all that wait, rank-local tensors included."""
         held = self._held[key]
         return held[min(held)].fingerprint
 

@@ -23,6 +23,7 @@ EXPLAINED = "explained_deviance"
 _COPIES = 0.5
 # Consecutive samples: means over so many are of some hundred sequences.
 _RECENT = 16
+# Samples without it after which it is over: as many as of targets one place on (`data.leaked`).
 _CLEAR_AFTER = 8
 
 

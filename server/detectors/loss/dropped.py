@@ -36,7 +36,7 @@ class DroppedPolicy(Policy):
             faster, off a plateau, does not fall by that from one step to the next.
         share: of the whole fall, on the logarithm, that the step itself has.
         level: loss before over that of the first `after` observations, at the least: what has been
-            learned by heart falls by any factor.
+            memorised falls by any factor.
     """
 
     before: Observations = 32

@@ -39,7 +39,7 @@ class LossOutlierPolicy(Policy):
         min_z: smallest mean difference over its standard error.
         min_level: smallest mean difference as a share of the others' level.
         min_progress: smallest mean difference as a share of the progress made. Shards of 25 samples
-            each, learned by heart, came to 0.053.
+            each, memorised, came to 0.053.
         min_spread: smallest mean difference as a multiple of the range of the other ranks' own:
             where shards are unlike, all ranks differ, and one that lies a little further out is no
             outlier. Where nothing shows which side is wrong, of the range on either side.

@@ -29,7 +29,7 @@ def discarding(step, rank, *, ranks=2, steps=60):
     return thrown
 
 
-def parted(since, *, ranks=2, every=8):
+def diverged(since, *, ranks=2, every=8):
     clusters = [*[0] * (ranks - 1), 1]
     for step in range(0, 60, every):
         for stage in ("reduced_gradient", "parameters"):
@@ -37,7 +37,7 @@ def parted(since, *, ranks=2, every=8):
 
 
 def test_a_gradient_thrown_away_on_one_rank_shows_the_step_that_it_left_out():
-    made = run(parted(30), ranks=2, passes_discarded=discarding(29, 1))
+    made = run(diverged(30), ranks=2, passes_discarded=discarding(29, 1))
     for cuts in ((), range(60)):
         (alert,) = judge(made, [Progress()], cuts).alerts
         assert (alert.kind, alert.severity) == ("desync.progress", "critical")
@@ -51,7 +51,7 @@ def test_what_shows_it_first_opens_the_alert_however_the_steps_are_cut():
     applied[1, 29:] = norms[1, 30:]  # a step ahead of what it has not taken
     samples = [
         c if c.step < 29 else differing(c.step, c.stage, [0, 1, 0, 0])
-        for c in parted(30, ranks=4, every=1)
+        for c in diverged(30, ranks=4, every=1)
     ]
     thrown = discarding(29, 1, ranks=4)
     made = run(samples, ranks=4, grad_norm=applied, passes_discarded=thrown)
@@ -65,29 +65,29 @@ def test_what_shows_it_first_opens_the_alert_however_the_steps_are_cut():
 
 
 def test_a_gradient_thrown_away_by_ranks_that_stay_equal_is_none_left_out():
-    assert not judge(run(parted(99), passes_discarded=discarding(29, 1), ranks=2), [Progress()]).of(
-        "desync.progress"
-    )
+    assert not judge(
+        run(diverged(99), passes_discarded=discarding(29, 1), ranks=2), [Progress()]
+    ).of("desync.progress")
 
 
 def test_nor_is_one_that_all_ranks_threw_away():
     thrown = discarding(29, 1)
     thrown[0, 29] = 1.0
-    assert not judge(run(parted(30), passes_discarded=thrown, ranks=2), [Progress()]).alerts
+    assert not judge(run(diverged(30), passes_discarded=thrown, ranks=2), [Progress()]).alerts
 
 
 def test_more_thrown_away_than_by_the_others_shows_it_where_all_throw_some_away():
     """Of two networks that play against each other, each step gives the other one a gradient."""
     thrown = np.ones((2, 60))
     thrown[1, 29] = 3.0
-    (alert,) = judge(run(parted(30), passes_discarded=thrown, ranks=2), [Progress()]).alerts
+    (alert,) = judge(run(diverged(30), passes_discarded=thrown, ranks=2), [Progress()]).alerts
     assert (alert.ranks, alert.first_step) == ((1,), 29)
     assert "threw away 3 gradients that it had computed, the others 1," in alert.cause
 
 
 def test_nor_one_of_ranks_that_differed_before():
     assert not judge(
-        run(parted(20), passes_discarded=discarding(29, 1), ranks=2), [Progress()]
+        run(diverged(20), passes_discarded=discarding(29, 1), ranks=2), [Progress()]
     ).alerts
 
 
