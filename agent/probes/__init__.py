@@ -3,6 +3,7 @@
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.data.batch import Batch
 from rankscope.agent.probes.data.rng import RandomState
+from rankscope.agent.probes.data.seeding import Seeding
 from rankscope.agent.probes.gradients.applied import Gradients
 from rankscope.agent.probes.gradients.canary import Canary
 from rankscope.agent.probes.gradients.clipping import Clipping
@@ -72,6 +73,7 @@ PROBES: tuple[type[Probe], ...] = (
     OptimizerState,
     Buffers,
     RandomState,
+    Seeding,
     WatchedModules,
 )
 

@@ -73,6 +73,7 @@ REGISTRY: Mapping[str, str] = {
     "push.stale": "push.stale:PushStale",
     "push.lost": "push.lost:PushLost",
     "rng.shared": "data.randomness:RandomShared",
+    "rng.repeated": "data.random_repeated:RandomRepeated",
     "rank.loss_outlier": "rank.loss_outlier:RankLossOutlier",
     "rank.gradient_outlier": "rank.gradient_outlier:RankGradientOutlier",
     "rank.straggler": "rank.straggler:RankStraggler",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,7 +33,7 @@ class NextTokens:
     the last place, `next_token_seen` that at the one of up to 64 earlier places where it is
     largest; both over up to 64 sequences of each loss and about 16 samples, -1 where the targets
     are something else, or half of the sequences end before (`ignore_index`). A model that does not
-    look ahead errs at the last place as it does elsewhere.
+    look ahead errs at the last place as it does elsewhere. Neither is above what guessing costs.
 
     Of losses in training by `cross_entropy`, of sequences of 4 tokens or more, at steps where the
     tier `full` is due: it costs a softmax over at most 4 million scores.
@@ -112,7 +113,10 @@ class NextTokens:
         self._shifted.append(shifted & (there.mean(0) >= _REACHED).all())
         chosen = target[:, places].clamp_min(0).unsqueeze(2)
         wrong = -scores[:, places].float().log_softmax(2).gather(2, chosen).squeeze(2)
-        errors = (wrong * there).sum(0) / there.sum(0).clamp_min(1)
+        # A model that errs by more than guessing costs knows nothing of a target: scores that have
+        # blown up are no sign that it sees more at one place than at another.
+        guessing = math.log(scores.shape[2])
+        errors = ((wrong * there).sum(0) / there.sum(0).clamp_min(1)).clamp_max(guessing)
         if self._means is None or self._means.shape != errors.shape:
             self._means, self._count = errors, 1
             return

@@ -1,10 +1,14 @@
 """Whether the answers at places whose target is in the input are better than at the last one."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from rankscope.agent.probes.base import StepFacts
+from rankscope.agent.probes.loss.next_tokens import NextTokens
 from rankscope.agent.probes.loss.training import Loss
 from tests.support.probe_harness import Harness
 
@@ -64,6 +68,18 @@ def test_a_model_that_does_not_errs_everywhere():
     scalars = trained(ahead=False)
     assert scalars["next_token_seen"] == pytest.approx(scalars["next_token_unseen"], rel=0.5)
     assert scalars["next_token_unseen"] > 1
+
+
+def test_what_is_worse_than_guessing_is_not_known_better():
+    scores = 30 * torch.randn(ROWS, WORDS, LENGTH)
+    scores[:, :, -1] *= 2  # at the last place they have blown up further
+    tokens = torch.randint(WORDS, (ROWS, LENGTH + 1))
+    probe, facts = NextTokens(), StepFacts(0)
+    probe.given((tokens[:, :-1],), {})
+    probe.add("cross_entropy", {"input": scores, "target": tokens[:, 1:]})
+    probe.end(facts)
+    values = [float(value) for value in facts.scalars.values()]
+    assert values == pytest.approx([math.log(WORDS)] * 2)
 
 
 def test_padding_does_not_count():
