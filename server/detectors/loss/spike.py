@@ -87,6 +87,10 @@ class SpikePolicy(RisePolicy):
     rise_before: Observations = 30
 
 
+# Values among which one has to stand out where most are 0: as many as a run's first ones are of.
+_INTERMITTENT = 1000
+
+
 @dataclass(slots=True)
 class SpikeState:
     """What `loss.spike` remembers."""
@@ -106,6 +110,8 @@ class SpikeState:
     others: int = 0
     judged: int = 0
     relapse: Relapse = field(default_factory=Relapse)
+    # Of a loss that is 0 at most steps, as of a margin that most samples keep, few of 64 are not.
+    before: deque[float] = field(default_factory=lambda: deque(maxlen=_INTERMITTENT))
     incident: Spike | None = None
 
 
@@ -124,15 +130,16 @@ class LossSpike(Detector[SpikeState]):
     Statistic:
         Robust z of the logarithm of the loss around the trend of the last 64 accepted values
         (median and median absolute deviation). A spike has z > 8, is above all 64 values, above 1.5
-        times their median, and above it by more than 5 % of the progress made since the start;
-        from the 16th value on one with z > 16 that is above 1.5 times all before. Of a
-        loss that is logged at some steps only the 64 reach far back, and z > 4 is asked for over
-        those of the last 64 steps (8 at least), too: what has risen, or scatters more, since the
-        others is no jump. A step of fewer samples than usual scatters more: z is divided by the
-        root of how many times fewer. It is over after 16 normal values. What was alarmed about does
-        not enter the 64. A loss that was positive at 32 steps and more and is negative at the next,
-        by a move of more than 4 times the largest of the last 64, was negated: a spike, too. And
-        (key `relapse`) a loss that is thrown back: 8 values above all of the 16 before, whose
+        times their median, and above it by more than 5 % of the progress made since the start; from
+        the 16th value on one with z > 16 that is above 1.5 times all before. Of a loss that is
+        logged at some steps only the 64 reach far back, and z > 4 is asked for over those of the
+        last 64 steps (8 at least), too: what has risen, or scatters more, since the others is no
+        jump. A step of fewer samples than usual scatters more: z is divided by the root of how many
+        times fewer. Where most of the 64 are exactly 0, as of a margin that is kept, it has to be
+        above 1.5 times the last 1,000. It is over after 16 normal values. What was alarmed about
+        does not enter the 64. A loss that was positive at 32 steps and more and is negative at the
+        next, by a move of more than 4 times the largest of the last 64, was negated: a spike, too.
+        And (key `relapse`) a loss that is thrown back: 8 values above all of the 16 before, whose
         median is 1.5 times as high, by a tenth of the progress made, of which rise the first of
         them has 0.6 on the logarithm, and twice the largest move between the 16.
 
@@ -211,6 +218,7 @@ class LossSpike(Detector[SpikeState]):
             if incident is None:
                 state.judged += len(state.baseline) >= self.policy.evidence
                 z = self._judge(state, value, size)
+                state.before.append(value)
                 if negated and len(state.baseline) >= self.policy.evidence:
                     state.incident = self._open(state, window, step, value, 0.0, row)
                     state.incident.negated = state.incident.positive = True
@@ -244,6 +252,8 @@ class LossSpike(Detector[SpikeState]):
             return None
         usual = float(np.median(baseline.values))
         if baseline.positive and value <= policy.min_ratio * usual:
+            return None
+        if usual == 0 and value <= policy.min_ratio * max(state.before):
             return None
         if value - usual <= policy.min_progress * state.progress.scale:
             return None

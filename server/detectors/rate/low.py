@@ -44,6 +44,13 @@ class LowPolicy(Policy):
         timid_cosine: median cosine of the gradients of consecutive samples from which on they do:
             what steps of a usual size leave of it is noise.
         timid_explained: share of the deviance explained, below which all is still to be learned.
+        whole_path: share of the parameters that all steps of the run together may come to, where
+            gradients say the same again and again: healthy trainings from random parameters come to
+            0.45 and more in 180 steps.
+        whole_gain: share of the first losses that may have been gained then: who begins near a good
+            answer is not asked to move.
+        one_direction: as `timid_cosine`, where less than `evidence` losses are there to show that
+            nothing is learned meanwhile.
         usual_update: update that the remedy aims at; usual is 1e-4 to 1e-2.
         updates: sampled updates that are needed before their size counts.
         min_gain: share of the first losses that has to be gained.
@@ -68,6 +75,9 @@ class LowPolicy(Policy):
     timid_update: Share = 5e-4
     timid_cosine: Number = 0.25
     timid_explained: Share = 0.15
+    whole_path: Share = 0.1
+    whole_gain: Share = 0.5
+    one_direction: Number = 0.8
     usual_update: Share = 1e-3
     updates: Count = 10
     min_gain: Share = 0.05
@@ -119,6 +129,8 @@ class LowState:
     progress: Progress = field(default_factory=Progress)
     first: list[float] = field(default_factory=list)
     updates: deque[float] = field(default_factory=lambda: deque(maxlen=20))
+    moved: float = 0.0  # sum of all updates that were sampled, and how many they are
+    sampled: int = 0
     shares: deque[float] = field(default_factory=lambda: deque(maxlen=100))
     cosines: deque[float] = field(default_factory=lambda: deque(maxlen=100))
     recent_rates: deque[float] = field(default_factory=lambda: deque(maxlen=100))
@@ -147,11 +159,14 @@ class RateTooLow(Detector[LowState]):
         answers explain (its median over the last 100) is 0.01 or less, while the rate does not
         rise. Or it is below 5e-4, the loss still falls, less than 0.15 of the deviance is
         explained, and the gradients of consecutive samples, other batches each, have a median
-        cosine of 0.25 or more: what they ask for stays the same, since the steps hardly move. All
-        at once: it falls to 1 % of its peak or less within 60 losses while the loss was
-        falling (by more than 3 % of the progress made over the 60 before) and above a tenth of its
-        start; 100 losses later less than an eighth of that has been gained. Steady decay is
-        neither: it leaves the loss time to settle.
+        cosine of 0.25 or more: what they ask for stays the same, since the steps hardly move. Or
+        all steps so far (those to the 200th at least) come to less than a tenth of the parameters
+        together, the cosine is as high, and less than half of the first losses is gained (and 0.15
+        of the deviance explained); also at the end of a schedule. All at once: it falls to 1 % of
+        its peak or less within 60 losses while the loss was falling (by more than 3 % of the
+        progress made over the 60 before) and above a tenth of its start; 100 losses later less than
+        an eighth of that has been gained. Steady decay is neither: it leaves the loss time to
+        settle.
 
     Severity:
         Warning; never more than info for losses that change their sign.
@@ -189,6 +204,8 @@ class RateTooLow(Detector[LowState]):
         for step, row in together(window, *self.needs, *self.wants):
             if math.isfinite(row.get("update_ratio", math.nan)):
                 state.updates.append(row["update_ratio"])
+                state.moved += row["update_ratio"]
+                state.sampled += 1
             if math.isfinite(row.get("accuracy", math.nan)):
                 state.accuracies.append(row["accuracy"])
             if math.isfinite(row.get("explained_deviance", math.nan)):
@@ -244,6 +261,7 @@ class RateTooLow(Detector[LowState]):
             self._collapsed(steps, state)
             or self._from_the_start(steps, state)
             or self._timid(steps, state)
+            or self._hardly_moved(steps, state)
         )
         if found is None:
             state.watch.good(step)
@@ -301,6 +319,34 @@ class RateTooLow(Detector[LowState]):
         if state.rate < self.policy.ending * state.peak:
             return None
         return Slow(state.rate, state.peak, update, first, last, steps)
+
+    def _hardly_moved(self, steps: int, state: LowState) -> Slow | None:
+        """Whether all steps together, also at the end of a schedule, leave the gradient as it was.
+
+        Judged from `soon` on where they are nearly one direction, and as many steps more will come
+        to no more than that, either.
+        """
+        policy, seen = self.policy, state.progress.count
+        known = min(len(state.cosines), state.sampled)
+        if seen < policy.soon or known < policy.updates:
+            return None
+        path = state.moved / state.sampled * steps
+        cosine = median(state.cosines)
+        late = list(state.last)[-len(state.first) :]
+        first, last = float(np.mean(state.first)), float(np.mean(late))
+        warm = state.rate > _RISING * state.recent_rates[0] if state.recent_rates else True
+        longer = path * max(policy.evidence / seen, 1.0)
+        least = policy.timid_cosine if seen >= policy.evidence else policy.one_direction
+        if not (0 < longer < policy.whole_path and cosine >= least) or warm:
+            return None
+        gained = (first - min(last, state.lowest)) / abs(first) if first else 0.0
+        explained = median(state.shares)
+        known_already = gained > policy.whole_gain or explained > policy.timid_explained
+        if known_already or median(state.accuracies) > policy.learned:
+            return None
+        facts = Slow(state.peak, state.peak, state.moved / state.sampled, first, last, steps)
+        facts.cosine, facts.explained = cosine, explained
+        return facts
 
     def _timid(self, steps: int, state: LowState) -> Slow | None:
         """Whether gradients ask for the same again and again, since the steps hardly move."""
@@ -388,12 +434,14 @@ def _finding(episode: Episode[Slow], state: LowState, policy: LowPolicy, window:
             f"of usual size are {number(times)} times as large."
         )
         if math.isfinite(facts.cosine):
-            evidence |= {"cosine": facts.cosine, "explained_deviance": facts.explained}
+            evidence["cosine"] = facts.cosine
             cause += (
                 f" Gradients of consecutive batches have a cosine of {number(facts.cosine)}: they "
-                "ask for the same again and again, since the steps hardly move, and of the "
-                f"deviance {percent(max(facts.explained, 0.0))} is explained so far."
+                "ask for the same again and again, since the steps hardly move."
             )
+        if math.isfinite(facts.explained):
+            evidence["explained_deviance"] = facts.explained
+            cause += f" {percent(max(facts.explained, 0.0))} of the deviance is explained so far."
         remedy = (
             f"Raise the learning rate tenfold at a time, up to {number(facts.rate * times)}, at "
             f"which a step would change the parameters by {number(policy.usual_update)} of their "

@@ -156,3 +156,19 @@ def heavy_tails(seed: int, *, since: int = 0, targets: bool = True, steps: int =
         "grad_norm": np.tile(norms, (2, 1)),
     }
     return Trace("heavy tails", seed, at, series)
+
+
+def margin_kept(seed: int, *, jump: float = 0.0, steps: int = 400) -> Trace:
+    """Two ranks whose loss is exactly 0 at most steps, as of a margin that most samples keep.
+
+    Args:
+        jump: value of one loss of both ranks at step 300; 0 for none.
+    """
+    random = np.random.default_rng(seed)
+    at = np.arange(steps)
+    broken = random.random((2, steps)) < 0.1
+    loss = np.where(broken, 0.005 * random.random((2, steps)), 0.0)
+    loss[:, :10] += 0.3 * np.exp(-0.5 * at[:10])
+    if jump:
+        loss[:, 300] = jump
+    return Trace("margin kept", seed, at, {"loss": loss})

@@ -47,7 +47,15 @@ from tests.support.runs.phases import (
 )
 from tests.support.runs.pulling import pulling
 from tests.support.runs.pushes import pushes
-from tests.support.runs.recurring import blown_up, heavy_tails, running_away, skipping, stuck, teeth
+from tests.support.runs.recurring import (
+    blown_up,
+    heavy_tails,
+    margin_kept,
+    running_away,
+    skipping,
+    stuck,
+    teeth,
+)
 from tests.support.runs.replicas import apart
 from tests.support.runs.reported import frozen_written, set_back, skipped_gradients, state_changed
 from tests.support.runs.resizing import resized
@@ -293,6 +301,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         zeros,
         zero_at,
         heavy_tails,
+        margin_kept,
         teeth,
         blown_up,
         running_away,
