@@ -58,12 +58,21 @@ def _spread(values: Float64, known: Int64, ranks: Int64) -> Float64:
     return wide
 
 
+# Of one learning rate to another one, up to which they are the same.
+_SAME_RATE = 1.05
+
+
 @dataclass(slots=True)
 class Companions:
-    """Learning rate and gradient norm around a fault of the loss: they distinguish causes."""
+    """Learning rate and gradient norm around a fault of the loss: they distinguish causes.
+
+    Attributes:
+        highest: largest of the rates that are not remembered any more.
+    """
 
     rates: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=256))
     norms: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=96))
+    highest: float = 0.0
     _waiting: dict[str, deque[tuple[int, float]]] = field(default_factory=dict)
 
     def take(self, window: Window) -> None:
@@ -78,6 +87,8 @@ class Companions:
         for metric, seen in (("lr", self.rates), ("grad_norm", self.norms)):
             waiting = self._waiting.get(metric)
             while waiting and waiting[0][0] <= step:
+                if seen is self.rates and len(seen) == seen.maxlen:
+                    self.highest = max(self.highest, seen[0][1])
                 seen.append(waiting.popleft())
 
     def raised_rate(self, onset: int, *, before: int, factor: float) -> Mapping[str, float] | None:
@@ -105,6 +116,19 @@ class Companions:
         jumps = [(b[1] / a[1], b[0]) for a, b in zip(inside, inside[1:], strict=False) if a[1] > 0]
         at = max(jumps)[1] if jumps else step
         return {"lr_before": lowest[1], "lr_after": highest, "lr_step": at}
+
+    def restarted(self, rise: Mapping[str, float] | None, *, before: int) -> bool:
+        """Whether a rate was raised to no more than it had been, as by a warm restart.
+
+        Args:
+            rise: what `raised_rate` has returned.
+            before: steps before the rise that are part of it.
+        """
+        if rise is None:
+            return False
+        earlier = [v for s, v in self.rates if s < rise["lr_step"] - before]
+        # Schedules that are computed come back to their peak but for rounding, or one step late.
+        return rise["lr_after"] <= _SAME_RATE * max(self.highest, *earlier, 0.0)
 
     def gradient_rose_first(self, onset: int) -> Mapping[str, float] | None:
         """The gradient norm's jump in the 8 observations before a fault.

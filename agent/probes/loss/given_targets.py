@@ -18,6 +18,8 @@ from rankscope.agent.probes.tables import readable
 _MOST_TENSORS, _MOST_NUMBERS = 4, 1 << 20
 # Sequences that short repeat their targets by chance.
 _SHORTEST = 4
+# Places of a batch that count: masked language models are asked for one in seven.
+_FEWEST = 16
 # Rows of a table that show a correlation, and columns: of one or two columns, a target that follows
 # from one of them in a straight line is the task itself.
 _ROWS, _COLUMNS = 16, 3
@@ -35,11 +37,11 @@ class GivenTargets:
     """`given_target_error`, `given_target_first` and `target_column`, at steps of the tier `full`.
 
     Of sequences of classes: where one of the tensors that the model is given holds at each place
-    the very class that is to be predicted there (padding, `ignore_index`, aside, if it is not more
-    than half of it), `given_target_error` is the mean cross entropy
-    over all places, in nats, and `given_target_first` that at the first place; else both are -1. A
-    model that shifts its input by itself cannot know the first place, one that copies does. Not
-    where another tensor holds the classes one place on: the decoder of an autoencoder.
+    the very class that is to be predicted there (at 16 places or more that count, `ignore_index`
+    aside), `given_target_error` is the mean cross entropy over all places, in nats, and
+    `given_target_first` that at the first place; else both are -1. A model that shifts its input by
+    itself cannot know the first place, one that copies does. Not where another tensor holds the
+    classes one place on: the decoder of an autoencoder.
 
     Of tables of 3 columns and 16 rows or more with one target a row: `target_column` is the number
     of the column that is the target itself, whatever its scale and offset (a squared correlation
@@ -123,7 +125,7 @@ class GivenTargets:
             [((t[:, 1:] == wanted[:, :-1]) | ~valid[:, :-1]).all() for t in alike]
         ).any()
         # One and the same token everywhere is the target of any place; of a few, it is chance.
-        varied = ((wanted != wanted[:, :1]) & valid).any() & (2 * valid.sum() >= valid.numel())
+        varied = ((wanted != wanted[:, :1]) & valid).any() & (valid.sum() >= _FEWEST)
         logs = scores.float()
         logs = logs if name == "nll_loss" else logs.log_softmax(2)
         wrong = -logs.gather(2, wanted.clamp_min(0).unsqueeze(2)).squeeze(2)

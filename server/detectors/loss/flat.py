@@ -65,11 +65,16 @@ class Flat:
         if self.unlearns(policy):
             return False
         # What guessing costs is no proof: a loss of another unit may be there by chance.
-        if self.nothing or self.rash or self.worse:
+        if self.nothing or self.rash or self.worse or self.vanished(policy):
             return not self.got_over(policy)
         if math.isnan(self.accuracy):
             return self.update < policy.small_update
         return self.accuracy <= policy.learned and not self.got_over(policy)
+
+    def vanished(self, policy: PlateauPolicy) -> bool:
+        """Whether the loss is where it began, and the gradient that was there is gone."""
+        gone = self.norm < policy.vanished * self.norm_first
+        return gone and self.gain <= policy.min_gain and not self.accuracy > policy.learned
 
     def unlearns(self, policy: PlateauPolicy) -> bool:
         """Whether nothing is wrong but the size of the first outputs, which becomes smaller."""
@@ -188,12 +193,15 @@ def cause_and_remedy(facts: Flat, policy: PlateauPolicy) -> tuple[str, str]:
             f"Raise the learning rate{raised} tenfold at a time, until updates are near 1e-3 of "
             "the parameters.",
         )
-    if facts.norm < 0.05 * facts.norm_first:
+    if facts.norm < policy.vanished * facts.norm_first:
         return (
             f"{moved}, and the gradient has shrunk from {number(facts.norm_first)} to "
-            f"{number(facts.norm)}: units are dead or saturated.",
-            "Look at `dead_units` and `saturated_units`; lower the learning rate, initialise "
-            "anew, normalise between the layers.",
+            f"{number(facts.norm)}: nothing is left that asks for a change. Units are dead or "
+            "saturated, or the answers have become the same for every input (of embeddings: one "
+            "point), as where the targets do not belong to the inputs.",
+            "Look at `dead_units`, `saturated_units` and the spread of the outputs, and try to "
+            "memorise one batch: if that works, compare inputs and targets of some samples by eye; "
+            "if not, lower the learning rate, initialise anew, normalise between the layers.",
         )
     if facts.nothing and facts.gain > policy.min_gain:
         return (

@@ -94,14 +94,15 @@ class LossPlateau(Detector[PlateauState]):
         not scaled.
 
     Severity:
-        Warning where the accuracy is low, updates are below 1e-5 of the parameters, or the share of
-        the deviance says so; info once the model explains more than 0.01 (by 3 standard errors) or
-        its accuracy has risen, of data of which it has seen each sample up to 4 times, and nothing
-        but the plateau was wrong; info where none of them is posted and the updates are of usual
-        size, and where the loss alone is that of guessing. Info for answers worse than a constant
-        one that lose a third of what they are above it in the second half of the run, unless inputs
-        are large (`input_rms` above 30) or targets are far larger than the outputs. Losses that
-        change their sign are surrogates and are not judged.
+        Warning where the accuracy is low, updates are below 1e-5 of the parameters, the share of
+        the deviance says so, or the gradient has shrunk to less than 5 % of the first ten norms;
+        info once the model explains more than 0.01 (by 3 standard errors) or its accuracy has
+        risen, of data of which it has seen each sample up to 4 times, and nothing but the plateau
+        was wrong; info where none of them is posted and the updates are of usual size, and where
+        the loss alone is that of guessing. Info for answers worse than a constant one that lose a
+        third of what they are above it in the second half of the run, unless inputs are large
+        (`input_rms` above 30) or targets are far larger than the outputs. Losses that change their
+        sign are surrogates and are not judged.
 
     Evidence:
         `first`, `last` (means of the loss), `gain`, `standard_error` (of `last`), and where they
@@ -189,7 +190,7 @@ class LossPlateau(Detector[PlateauState]):
                 state.first_update = max(state.first_update, row["update_ratio"])
         if math.isfinite(row.get("grad_norm", math.nan)):
             state.norms.append(row["grad_norm"])
-            if len(state.first_norms) < self.policy.first:
+            if len(state.first_norms) < BLOCK:
                 state.first_norms.append(row["grad_norm"])
         if math.isfinite(row.get("output_scale", math.nan)) and len(state.scales) < BLOCK:
             state.scales.append(row["output_scale"])

@@ -54,6 +54,8 @@ class PlateauPolicy(Policy):
         guessed: distance of the loss from the logarithm of the number of answers, as a share of it,
             up to which it is that of guessing: classes whose numbers differ by three times have an
             entropy that is less by so much.
+        vanished: median of the most recent gradient norms, as a share of the first ones, below
+            which the gradient is gone though nothing was learned: that of noise alone stays.
     """
 
     evidence: Observations = 200
@@ -79,3 +81,4 @@ class PlateauPolicy(Policy):
     large_inputs: float = 30.0
     nearing: Share = 1 / 3
     guessed: Share = 0.1
+    vanished: Share = 0.05

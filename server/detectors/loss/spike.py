@@ -282,6 +282,8 @@ class LossSpike(Detector[SpikeState]):
         spikes = len(state.onsets)
         # One that keeps coming back is one alert and not one each time.
         calm = policy.calm if spikes < policy.recurrent else 20 * policy.calm
+        before = spacing.steps(policy.rise_before)
+        rise = state.companions.raised_rate(step, before=before, factor=policy.rise)
         return Spike(
             first_step=step,
             seen_step=step,
@@ -296,9 +298,8 @@ class LossSpike(Detector[SpikeState]):
             positive=state.baseline.positive and value > 0,
             ranks=who,
             rank_value=rank_value,
-            rise=state.companions.raised_rate(
-                step, before=spacing.steps(policy.rise_before), factor=policy.rise
-            ),
+            rise=rise,
+            restarted=state.companions.restarted(rise, before=before),
             gradient=state.companions.gradient_rose_first(step),
             optimizer=str(window.config.get("optimizer", "")),
             peak=value,

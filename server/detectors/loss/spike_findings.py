@@ -28,6 +28,7 @@ class Spike(Incident):
     rank_value: float
     rise: Mapping[str, float] | None
     gradient: Mapping[str, float] | None
+    restarted: bool  # the rise was to a rate that had been before
     optimizer: str  # name of its class; empty where it is not known
     peak: float
     peak_step: int
@@ -66,7 +67,7 @@ def spike_finding(
     recurs = incident.spikes >= recurrent
     rise = incident.value - incident.usual
     odd = not who or rise <= carried_progress * incident.progress
-    passing = incident.high < lasting and odd and incident.rise is None
+    passing = incident.high < lasting and odd and (incident.rise is None or incident.restarted)
     severity = "info" if passing else "warning"
     if of_targets:
         severity = "info"

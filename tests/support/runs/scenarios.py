@@ -104,9 +104,27 @@ def noise(
     return Trace("noise", seed, np.arange(steps), {"loss": loss})
 
 
-def spikes(seed: int, *, at: Sequence[int], size: float = 30.0, rank: int | None = None) -> Trace:
-    """`noise` with single losses multiplied, on all ranks or on one."""
+def spikes(
+    seed: int,
+    *,
+    at: Sequence[int],
+    size: float = 30.0,
+    rank: int | None = None,
+    restarts: int | None = None,
+    later: float = 1.0,
+) -> Trace:
+    """`noise` with single losses multiplied, on all ranks or on one.
+
+    Args:
+        restarts: steps after which the learning rate has come down to nothing and begins anew.
+        later: the rate that it begins with from the second time on, over the first one.
+    """
     trace = noise(seed)
+    if restarts is not None:
+        each = np.arange(trace.series["loss"].shape[1])
+        rate = 0.05 * (1 + np.cos(np.pi * (each % restarts) / restarts)) + 1e-6
+        rate[restarts:] *= later
+        trace.series["lr"] = np.tile(rate, (len(trace.series["loss"]), 1))
     loss = trace.series["loss"]
     loss[slice(None) if rank is None else rank, list(at)] *= size
     return trace

@@ -15,6 +15,7 @@ def slow(
     falls: float = 0.0,
     cosine: float | None = None,
     explained: float = 0.05,
+    norm_left: float | None = None,
     steps: int = 140,
 ) -> Trace:
     """Every step posts its update over the parameters.
@@ -24,6 +25,7 @@ def slow(
         falls: share of the loss that is gained until the end.
         cosine: of the gradients of consecutive samples; None where none is posted.
         explained: share of the deviance at the end, posted with it.
+        norm_left: gradient norm after some 50 steps, over that at first; None where none is posted.
     """
     random = np.random.default_rng(seed)
     course = np.linspace(0, 1, steps)
@@ -37,4 +39,7 @@ def slow(
     if cosine is not None:
         series["grad_cosine"] = cosine + 0.1 * random.standard_normal(shape)
         series["explained_deviance"] = np.broadcast_to(explained * course, shape).copy()
+    if norm_left is not None:
+        norms = np.maximum(np.exp(-0.1 * np.arange(steps)), norm_left)
+        series["grad_norm"] = norms * np.exp(0.1 * random.standard_normal(shape))
     return Trace("slow", seed, np.arange(steps), series)

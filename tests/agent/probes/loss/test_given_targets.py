@@ -26,11 +26,12 @@ class Decoder(nn.Module):
         return self.table(tokens)
 
 
-def trained(inputs, *, shifts=False, layout="flat", padded=0.0):
+def trained(inputs, *, shifts=False, layout="flat", padded=0.0, asked=1.0):
     """The newest scalars after 40 steps; `inputs` makes what the model is given of the targets.
 
     Args:
         padded: share of the sequences that end in padding, which does not count.
+        asked: share of the places that count, as those of a masked language model.
     """
     torch.manual_seed(0)
     model = Decoder(shifts=shifts)
@@ -41,6 +42,7 @@ def trained(inputs, *, shifts=False, layout="flat", padded=0.0):
             harness.optimizer.zero_grad()
             scores = model(*inputs(targets))
             targets[: int(padded * ROWS), LENGTH // 2 :] = -100
+            targets[torch.rand(targets.shape) >= asked] = -100
             if layout == "flat":
                 loss = functional.cross_entropy(scores.view(-1, WORDS), targets.reshape(-1))
             else:
@@ -70,7 +72,19 @@ def test_a_model_that_is_given_its_targets_copies_all_of_them(inputs, layout):
 
 def test_padding_does_not_count():
     assert 0 <= trained(lambda t: (t.clone(),), padded=0.5)["given_target_error"] < 0.5
-    assert trained(lambda t: (t.clone(),), padded=1.0)["given_target_error"] == -1
+    assert trained(lambda t: (t.clone(),), asked=0.02)["given_target_error"] == -1  # 6 of 288
+
+
+def test_tokens_that_were_to_be_masked_and_were_not():
+    scalars = trained(lambda t: (t.clone(),), asked=0.15)
+    assert 0 <= scalars["given_target_error"] < 0.5
+
+
+def test_tokens_that_are_masked_with_some_kept():
+    def nine_of_ten(targets):
+        return (torch.where(torch.rand(targets.shape) < 0.1, targets, WORDS - 1),)
+
+    assert trained(nine_of_ten, asked=0.15)["given_target_error"] == -1
 
 
 def test_a_model_that_shifts_by_itself_does_not_know_the_first_place():
