@@ -16,6 +16,7 @@ from rankscope.agent.probes.machine.memory import Memory
 from rankscope.agent.probes.machine.run_queue_delay import RunQueueDelay
 from rankscope.agent.probes.machine.timing import CollectiveWait, Timing
 from rankscope.agent.probes.modules.activations import Activations
+from rankscope.agent.probes.modules.first_layer import FirstLayer
 from rankscope.agent.probes.modules.frozen_layers import FrozenLayers
 from rankscope.agent.probes.modules.layers import LayerNorms
 from rankscope.agent.probes.modules.mode import Mode
@@ -70,6 +71,7 @@ PROBES: tuple[type[Probe], ...] = (
     Outputs,
     WithoutGradient,
     FrozenLayers,
+    FirstLayer,
     OptimizerState,
     Buffers,
     RandomState,

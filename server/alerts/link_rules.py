@@ -63,6 +63,17 @@ LINK_RULES = (
         why="a rank in evaluation mode computes a different function",
     ),
     Rule(
+        root=("data.unscaled",),
+        consequence=(
+            *("layer.dead", "lr.too_high", "lr.too_low", "update.ratio", "clipping.saturated"),
+            *("gradient.exploding", "gradient.vanishing", "gradient.oscillating"),
+            *("loss.plateau", "loss.diverging", "loss.oscillating", "loss.nonfinite"),
+            *("gradient.nonfinite", "accuracy.stalled", "batch.noise"),
+        ),
+        same_ranks=False,
+        why="inputs that are not scaled saturate or kill units, and make steps too large or small",
+    ),
+    Rule(
         root=("desync.batch",),
         consequence=("desync.", "rank.loss_outlier", "rank.gradient_outlier", "reduction.wrong"),
         same_ranks=False,

@@ -35,6 +35,7 @@ REGISTRY: Mapping[str, str] = {
     "data.unmixed": "data.unmixed:Unmixed",
     "data.imbalanced": "data.imbalanced:Imbalanced",
     "data.outlier": "data.outlier:DataOutlier",
+    "data.unscaled": "data.unscaled:InputsUnscaled",
     "data.leaked": "data.leaked:TargetsLeaked",
     "loss.nonfinite": "loss.nonfinite:LossNonFinite",
     "eval.nonfinite": "nonfinite:EvaluationNonFinite",
