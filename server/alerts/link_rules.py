@@ -113,6 +113,14 @@ LINK_RULES = (
         why="gradients that add up are no longer those of their step",
     ),
     Rule(
+        root=("layer.dead",),
+        root_has="lost",
+        consequence=("reduction.wrong",),
+        earliest=-BLUR,
+        same_ranks=False,
+        why="gradients that are zero when the step is taken are no mean of those computed",
+    ),
+    Rule(
         root=("data.imbalanced",),
         consequence=("reduction.wrong",),
         key="means",

@@ -12,8 +12,8 @@ from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.history import Companions, Phases, rate_sentence
 from rankscope.server.detectors.policy import Count, Observations, RisePolicy, Steps, Times
+from rankscope.server.detectors.sliding_median import SlidingMedian
 from rankscope.server.detectors.statistics import (
-    SlidingMedian,
     Spacing,
     Unmeasured,
     exceeds,

@@ -17,6 +17,7 @@ class Cut:
     Attributes:
         share: of the elements that the optimizer is to train, those in tensors that never had one.
         barred: tensors of modules that are called where no gradient is recorded.
+        computed: whether the backward pass did compute gradients meanwhile.
     """
 
     missing: int
@@ -26,6 +27,7 @@ class Cut:
     before: str = ""
     share: float = 0.0
     barred: int = 0
+    computed: bool = False
 
 
 def cut_finding(episode: Episode[Cut], window: Window) -> Finding:
@@ -34,7 +36,9 @@ def cut_finding(episode: Episode[Cut], window: Window) -> Finding:
     amount = facts.missing - facts.usual
     of = f" of {facts.of}" if facts.of else ""
     verb = agree(amount, "has")
-    if facts.of and facts.missing >= facts.of:
+    whole = bool(facts.of) and facts.missing >= facts.of
+    lost = whole and facts.computed
+    if whole:
         title = f"No parameter has got a gradient since step {step}"
     else:
         title = f"{count(amount, 'tensor')}{of} {verb} got no gradient since step {step}"
@@ -55,17 +59,29 @@ def cut_finding(episode: Episode[Cut], window: Window) -> Finding:
             f"Up to step {step} at most {count(facts.usual, 'tensor')} had no gradient, since then "
             f"{count(facts.missing, 'tensor')}{of}{': ' if names else ''}{names}.",
             where,
-            "Something between them and the loss is detached (`detach()`, `.data`, `no_grad`, a "
-            "conversion to numpy and back), not used any more, or multiplied by 0 (a mask, dead "
+            "The backward pass does compute gradients: they are lost between it and the step, as "
+            "by `zero_grad()` after `backward()`, a scale or clipping bound of 0, or an average "
+            "that is not written back."
+            if lost
+            else "Something between them and the loss is detached (`detach()`, `.data`, `no_grad`, "
+            "a conversion to numpy and back), not used any more, or multiplied by 0 (a mask, dead "
             "units).",
         ),
         remedy=(
-            f"Look at what changes at step {step}: a schedule, a switch of phases, a branch. In "
-            "the forward pass, print `requires_grad` of what each layer is given: the first one "
+            f"Look at what the loop does differently from step {step} on, and print the gradient's "
+            "norm right after `backward()` and right before `step()`."
+            if lost
+            else f"Look at what changes at step {step}: a schedule, a switch of phases, a branch. "
+            "In the forward pass, print `requires_grad` of what each layer is given: the first one "
             "that is False comes after the cut. If it is meant, set `requires_grad` of these "
             "parameters to False, which also saves their part of the backward pass."
         ),
-        evidence={"missing": facts.missing, "of": facts.of, "usual": facts.usual},
+        evidence={
+            "missing": facts.missing,
+            "of": facts.of,
+            "usual": facts.usual,
+            **({"lost": True} if lost else {}),
+        },
     )
 
 

@@ -153,8 +153,8 @@ class LayerDead(Detector[DeadState]):
         outputs that are alike, a warning for those in the shape of the input.
 
     Evidence:
-        `missing` (tensors without a gradient) `of` this many, `usual`,
-        `called_without_gradient`; of units `shares` by module,
+        `missing` (tensors without a gradient) `of` this many, `usual`, `lost` (where the backward
+        pass did compute gradients), `called_without_gradient`; of units `shares` by module,
         `largest_update` before it, relative to the parameters, and `input_spread` where it is
         posted: of samples that are all alike units have no choice. Of outputs `output_spread` and
         `output_spread_at_first`, and the `loss` and `loss_at_first`; of those in the shape of the
@@ -170,7 +170,7 @@ class LayerDead(Detector[DeadState]):
     kinds = ("layer.dead",)
     wants = (
         *("tensors_without_gradient", "tensors_called_without_gradient", "loss", "grad_norm"),
-        *("update_ratio", "input_spread"),
+        *("grad_norm_local", "update_ratio", "input_spread"),
         *collapsed.SERIES,
         *reconstruction.SERIES,
     )
@@ -202,6 +202,7 @@ class LayerDead(Detector[DeadState]):
         alone = self._alone(window, state)
         losses = _least(window, "loss")
         updates, spreads = _least(window, "update_ratio"), _least(window, "input_spread")
+        local = _least(window, "grad_norm_local")
         barred = _least(window, "tensors_called_without_gradient")
         state.barred.extend(int(barred[step]) for step in sorted(barred))
         seen = dict(layer_samples(window, "grad_norm", *_METRICS))
@@ -222,6 +223,8 @@ class LayerDead(Detector[DeadState]):
                 self._count(
                     window, step, int(missing), silent, losses.get(step), state, alone=step in alone
                 )
+                if (cut := state.cut.current) is not None and cut.holding:
+                    cut.facts.computed |= local.get(step, 0.0) > 0
             for metric, what in _METRICS.items():
                 if metric in found:
                     self._units(found[metric], what, state)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
+from rankscope.server.detectors.desync.averaging_rounds import MARK
 from rankscope.server.detectors.history import Companions, Phases, rate_sentence
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.loss import bottomless
@@ -32,6 +33,8 @@ from rankscope.server.window import Check, Window
 
 # Blocks that are remembered.
 _BLOCKS = 24
+# Steps before a rise in which parameters are not written otherwise.
+_SELDOM = 4 * BLOCK
 # Share of its rise that a loss loses again where it learns what a new phase brings.
 _LEARNING = 0.25
 
@@ -96,6 +99,7 @@ class _Diverging(Incident):
     game: bool
     phase: str = ""
     latest: float = math.nan
+    written: int = -1  # step before which parameters were written outside the optimizer
 
     @property
     def learns(self) -> bool:
@@ -119,6 +123,7 @@ class DivergingState:
     unmeasured: Unmeasured = field(default_factory=Unmeasured)
     incident: _Diverging | None = None
     bottomless: Bottomless = field(default_factory=Bottomless)
+    written: deque[int] = field(default_factory=lambda: deque(maxlen=_BLOCKS))
 
 
 class LossDiverging(Detector[DivergingState]):
@@ -162,7 +167,7 @@ class LossDiverging(Detector[DivergingState]):
     kinds = ("loss.diverging",)
     of_one_task = True
     needs = ("loss",)
-    wants = ("lr", "weight_norm", *Phases.SERIES)
+    wants = ("lr", "weight_norm", MARK, *Phases.SERIES)
 
     policy: DivergingPolicy
 
@@ -175,6 +180,8 @@ class LossDiverging(Detector[DivergingState]):
         findings: list[Finding] = []
         state.companions.take(window)
         state.phases.take(window)
+        if (marks := window.series.get(MARK)) is not None:
+            state.written.extend(window.steps[marks.present.any(axis=0)].tolist())
         turns = [event.step for event in window.events if event.kind == TURNS]
         if turns and state.game_since is None:
             state.game_since = min(turns)
@@ -306,7 +313,16 @@ class LossDiverging(Detector[DivergingState]):
             game=state.game_since is not None and state.game_since <= blocks[-1].last_step,
             phase=state.phases.began(first, blocks[-1].last_step) if rise is None else "",
             latest=blocks[-1].median,
+            written=self._written(state, first, onset.last_step),
         )
+
+    def _written(self, state: DivergingState, first: int, last: int) -> int:
+        """The step of the rise before which parameters were written, which is done seldom; or -1.
+
+        Ranks that average their parameters write them again and again.
+        """
+        near = [step for step in state.written if first - _SELDOM <= step <= last]
+        return near[0] if len(near) == 1 and near[0] >= first - 1 else -1
 
     def _check(self, state: DivergingState) -> Check:
         if state.unmeasured.lasting:
@@ -365,6 +381,17 @@ class LossDiverging(Detector[DivergingState]):
             remedy = (
                 f"Restart from a checkpoint before step {incident.first_step} and keep the "
                 f"learning rate near {number(incident.rise['lr_before'])}."
+            )
+        elif incident.written >= 0:
+            cause = (
+                f"Right before step {incident.written} the parameters were written outside the "
+                "optimizer, and they are not usually: weights of an earlier step, averaged ones or "
+                "new random ones were put in their place, and what had been learned is lost."
+            )
+            remedy = (
+                f"Look at what the loop does at step {incident.written} and not at others: an "
+                "initialisation that is called again, a checkpoint that is loaded, weights that "
+                "an evaluation swaps in and does not swap out."
             )
         else:
             cause = (

@@ -164,11 +164,11 @@ class LossOscillating(Detector[OscillatingState]):
         residual's 10 % and 90 % quantiles lie more than 10 % of the progress made apart, and the
         loss does not fall meanwhile (Mann-Kendall Z above -1; above -3 where one frequency has more
         than 80 % of the power and the quantiles are more than 15 % of the progress apart: a smooth
-        healthy fall that looks periodic has -5). Two windows in a row, 16 values apart; over
-        after 6 windows without. Or a shape repeats, whatever it is: in 64 or 256 values, put side
-        by side at a period of which 6 fit in, the place within the period explains more than half
-        of the scatter, beyond chance (6 standard deviations: one false alarm in 1,000 runs of
-        100,000 steps), and its range is more than a quarter of the progress made.
+        healthy fall that looks periodic has -5). Two windows in a row, 16 values apart; over after
+        6 windows without. Or a shape repeats, whatever it is: in 64, 256 or 384 values, put side by
+        side at a period of which 6 fit in, the place within the period explains more than half of
+        the scatter, beyond chance (6 standard deviations: one false alarm in 1,000 runs of 100,000
+        steps), and its range is more than a quarter of the progress made.
 
     Severity:
         Warning; critical where the amplitude grows by 1.6 and more from the first to the last third

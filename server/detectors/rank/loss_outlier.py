@@ -13,6 +13,7 @@ from rankscope.server.detectors.history import RankHistory
 from rankscope.server.detectors.loss_weights import INPUTS, LossWeights, shares_of_samples
 from rankscope.server.detectors.peers import Change, PeerChange
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
+from rankscope.server.detectors.rank.loss_samples import LossSamples
 from rankscope.server.detectors.rank.outlier_findings import LossOutlier, loss_finding
 from rankscope.server.detectors.statistics import (
     Progress,
@@ -40,6 +41,7 @@ class LossOutlierPolicy(Policy):
         min_level: smallest mean difference as a share of the others' level.
         min_progress: smallest mean difference as a share of the progress made. Shards of 25 samples
             each, memorised, came to 0.053.
+        memorised_progress: the same where each sample has come many times.
         min_spread: smallest mean difference as a multiple of the range of the other ranks' own:
             where shards are unlike, all ranks differ, and one that lies a little further out is no
             outlier. Where nothing shows which side is wrong, of the range on either side.
@@ -66,6 +68,7 @@ class LossOutlierPolicy(Policy):
     min_z: Sigmas = 6.0
     min_level: Times = 0.2
     min_progress: Times = 0.06
+    memorised_progress: Times = 0.25
     min_spread: Times = 3.0
     windows: Count = 2
     critical_level: Times = 1.0
@@ -107,6 +110,7 @@ class LossOutlierState:
     incident: LossOutlier | None = None
     peers: PeerChange | None = None
     weights: LossWeights = field(default_factory=LossWeights)
+    samples: LossSamples = field(default_factory=LossSamples)
 
 
 class RankLossOutlier(Detector[LossOutlierState]):
@@ -118,7 +122,8 @@ class RankLossOutlier(Detector[LossOutlierState]):
     Statistic:
         d = the rank's loss minus the median of the other ranks' at the same step, over 50
         observations. It fires where the mean of d is more than 6 standard errors from 0, more than
-        20 % of the others' level, more than 6 % of the progress made since the start, and more than
+        20 % of the others' level, more than 6 % of the progress made since the start (25 % where
+        each sample has come 8 times or more: what is memorised differs for good), and more than
         3 times the range of the mean losses of the ranks that do not stand out with it (of those on
         either side where half of them differ), in two
         windows in a row, 10 observations apart. The onset is the change point of d, cut off at what
@@ -192,6 +197,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
             for name in ("accuracy", "explained_deviance")
         )
         state.weights.take(window)
+        state.samples.take(window)
         if state.weights.by_samples:
             rows = rows / shares_of_samples(window, steps)
         ordered = np.sort(rows, axis=1)  # NaN last
@@ -212,8 +218,11 @@ class RankLossOutlier(Detector[LossOutlierState]):
             state.losses.push(step, window.ranks, rows[index].copy())
             state.positive &= not bool((rows[index] <= 0).any())
             state.since += 1
-            for change in self._changes(state, step, window.ranks, rows[index]):
-                self._changed(state, window.ranks, change)
+            if not state.samples.like_before(step):
+                state.peers = None  # of fewer samples, all scatter more
+            else:
+                for change in self._changes(state, step, window.ranks, rows[index]):
+                    self._changed(state, window.ranks, change)
             if len(state.losses) >= self.policy.size and state.since >= self.policy.stride:
                 state.since = 0
                 self._judge(state, step, window.ranks)
@@ -248,7 +257,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
         fires = (
             (size > policy.min_z * error)
             & (size > policy.min_level * abs(level))
-            & (size > policy.min_progress * scale)
+            & (size > self._least(state))
         )
         top = int(np.argmax(size))
         state.firing = state.firing + 1 if fires[top] else 0
@@ -317,6 +326,12 @@ class RankLossOutlier(Detector[LossOutlierState]):
         incident.critical |= critical
         incident.accuracies = self._accuracies(state, known, who)
 
+    def _least(self, state: LossOutlierState) -> float:
+        """The smallest difference that counts."""
+        if state.samples.come_again:
+            return self.policy.memorised_progress * state.progress.from_first
+        return self.policy.min_progress * state.progress.scale
+
     def _knows_nothing(self, state: LossOutlierState, known: Int64, rank: int) -> bool:
         """Whether one rank's answers alone are beyond doubt worse than a constant one."""
         shares = state.explained.matrix(known, last=self.policy.size)
@@ -354,7 +369,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
             return
         level = float(np.nanmedian(state.losses.matrix(known, last=policy.size)))
         difference = level * math.expm1(change.size)
-        if abs(difference) < policy.min_progress * state.progress.scale:
+        if abs(difference) < self._least(state):
             return
         losses = state.losses.matrix(known)
         column = int(np.searchsorted(known, change.ranks[0]))

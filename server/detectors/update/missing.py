@@ -148,7 +148,7 @@ class UpdateMissing(Detector[MissingState]):
         something did move before and the optimizer has a stopping rule: LBFGS's tolerances),
         warning for some of the tensors (frozen on the way, too), info where the optimizer leaves
         out a part of the model from the start, or where it is frozen before the first step (which
-        may be meant). Warning where it leaves out less than half of the trained tensors, and these
+        may be meant). Warning where it leaves out half of the trained tensors at most, and these
         were seen to get gradients and to stay as they were at 8 samples: no optimizer holds them.
 
     Evidence:
@@ -321,7 +321,7 @@ class UpdateMissing(Detector[MissingState]):
             still,
             never=state.never,
             never_since=state.never_since,
-            forgotten=still.of > 0 and still.tensors < self.policy.forgotten * still.of,
+            forgotten=0 < still.tensors <= self.policy.forgotten * still.of,
             adds_up=state.carried >= self.policy.some,
         )
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from rankscope.server.detectors.sliding_median import SlidingMedian
 from rankscope.server.detectors.statistics import (
     Baseline,
     Progress,
-    SlidingMedian,
     Spacing,
     change_point,
     lag_one,
