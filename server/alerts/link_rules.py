@@ -63,6 +63,16 @@ LINK_RULES = (
         why="a rank in evaluation mode computes a different function",
     ),
     Rule(
+        root=("loss.mismatch",),
+        consequence=(
+            *("loss.plateau", "loss.diverging", "loss.oscillating", "accuracy.", "lr."),
+            *("gradient.vanishing", "gradient.exploding", "clipping.saturated", "batch.noise"),
+        ),
+        earliest=-BLUR,
+        same_ranks=False,
+        why="a loss that is given the wrong numbers asks for something else, or for nothing",
+    ),
+    Rule(
         root=("data.unscaled",),
         consequence=(
             *("layer.dead", "lr.too_high", "lr.too_low", "update.ratio", "clipping.saturated"),
@@ -186,7 +196,10 @@ LINK_RULES = (
     ),
     Rule(
         root=("clipping.saturated",),
-        consequence=("update.missing", "loss.spike", "loss.diverging", "gradient.exploding"),
+        consequence=(
+            *("update.missing", "loss.spike", "loss.diverging", "gradient.exploding"),
+            *("lr.too_low", "loss.plateau"),
+        ),
         earliest=-BLUR,
         same_ranks=False,
         why="gradients are scaled down to almost nothing, and momentum goes on without them",
@@ -222,7 +235,8 @@ LINK_RULES = (
     Rule(
         root=("data.duplicated",),
         consequence=("rank.loss_outlier",),
-        why="ranks with the same batches have the same losses",
+        same_ranks=False,
+        why="ranks with the same batches have the same losses, and learn these twice as fast",
     ),
     Rule(
         root=("desync.",),

@@ -15,6 +15,7 @@ from rankscope.server.detectors.peers import Change, PeerChange
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.rank.loss_samples import LossSamples
 from rankscope.server.detectors.rank.outlier_findings import LossOutlier, loss_finding
+from rankscope.server.detectors.rank.rank_answers import RankAnswers
 from rankscope.server.detectors.statistics import (
     Progress,
     change_point,
@@ -96,8 +97,7 @@ class LossOutlierState:
     """
 
     losses: RankHistory
-    accuracies: RankHistory
-    explained: RankHistory
+    answers: RankAnswers
     earlier: list[tuple[int, float, Mapping[int, float]]] = field(default_factory=list)
     turns: dict[str, Turns] = field(
         default_factory=lambda: {n: Turns() for n in ("loss", "accuracy", "explained_deviance")}
@@ -135,7 +135,8 @@ class RankLossOutlier(Detector[LossOutlierState]):
         F of all such steps below 12.35): losses are alike at first whatever the labels are. It is
         over after 15 windows without. Of two halves that one rank is named
         whose answers alone explain less than nothing of the deviance (by 6 standard errors), where
-        those of each other rank explain more than a twentieth.
+        those of each other rank explain more than a twentieth. With these, and no more than nothing
+        on average, a rank is named whose loss is above the others' by less than the 20 %.
         Sooner, and where the difference is small but clear: the logarithm of the rank's loss over
         the median of all has moved by more than 8 standard errors and 2 standard deviations, twice
         as far as it ever wandered, while no other rank's moved by half as much; or 4 or more single
@@ -182,10 +183,10 @@ class RankLossOutlier(Detector[LossOutlierState]):
 
     def start(self) -> LossOutlierState:
         """Nothing seen yet."""
+        policy = self.policy
         return LossOutlierState(
-            losses=RankHistory(self.policy.memory),
-            accuracies=RankHistory(self.policy.size),
-            explained=RankHistory(self.policy.size),
+            losses=RankHistory(policy.memory),
+            answers=RankAnswers.begin(policy.size, sigmas=policy.min_z, knows=policy.knows),
         )
 
     def advance(self, window: Window, state: LossOutlierState) -> Outcome:
@@ -205,10 +206,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
         judged = (counts == posted) & (counts > 1)
         medians = median_of_sorted(ordered, np.maximum(counts, 1)).tolist()
         for index, step in enumerate(steps.tolist()):
-            if step in accuracies:
-                state.accuracies.push(step, window.ranks, accuracies[step].copy())
-            if step in explained:
-                state.explained.push(step, window.ranks, explained[step].copy())
+            state.answers.push(step, window.ranks, accuracies.get(step), explained.get(step))
             if not judged[index]:
                 continue
             if state.incident is not None and state.incident.over(step):
@@ -254,12 +252,13 @@ class RankLossOutlier(Detector[LossOutlierState]):
             state.earlier.append((step, abs(level), reported))
             if len(state.earlier) > _MAX_EARLIER:
                 del state.earlier[1::2]
-        fires = (
-            (size > policy.min_z * error)
-            & (size > policy.min_level * abs(level))
-            & (size > self._least(state))
-        )
+        clear = (size > policy.min_z * error) & (size > self._least(state))
+        fires = clear & (size > policy.min_level * abs(level))
         top = int(np.argmax(size))
+        if clear[top] and not fires[top] and mean[top] > 0:
+            # A loss that has hardly fallen yet differs by little, whatever a rank's labels are.
+            rank = int(rank_numbers[top])
+            fires[top] = state.answers.know_nothing(known, rank, worse=False)
         state.firing = state.firing + 1 if fires[top] else 0
         if not fires[top]:
             return
@@ -285,7 +284,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
         if not decided and mean[worse := int(np.argmax(mean))] > 0:
             # Whatever its data are, a rank whose answers are worse than a constant one would be has
             # not been learned from, where those of all others are better.
-            if self._knows_nothing(state, known, int(rank_numbers[worse])):
+            if state.answers.know_nothing(known, int(rank_numbers[worse]), worse=True):
                 decided, suspects, top = True, np.arange(len(mean)) == worse, worse
         who = tuple(int(r) for r in rank_numbers[suspects])
         critical = bool(
@@ -324,25 +323,13 @@ class RankLossOutlier(Detector[LossOutlierState]):
         incident.z = float(size[top] / error[top]) if error[top] > 0 else math.inf
         incident.progress = scale
         incident.critical |= critical
-        incident.accuracies = self._accuracies(state, known, who)
+        incident.accuracies = state.answers.accuracies(known, who)
 
     def _least(self, state: LossOutlierState) -> float:
         """The smallest difference that counts."""
         if state.samples.come_again:
             return self.policy.memorised_progress * state.progress.from_first
         return self.policy.min_progress * state.progress.scale
-
-    def _knows_nothing(self, state: LossOutlierState, known: Int64, rank: int) -> bool:
-        """Whether one rank's answers alone are beyond doubt worse than a constant one."""
-        shares = state.explained.matrix(known, last=self.policy.size)
-        if len(shares) < self.policy.size or not np.isfinite(shares).all():
-            return False
-        means = shares.mean(axis=0)
-        errors = self.policy.min_z * shares.std(axis=0) / math.sqrt(len(shares))
-        column = int(np.searchsorted(known, rank))
-        others = np.arange(len(known)) != column
-        worse = means[column] + errors[column] < 0
-        return bool(worse and (means[others] > self.policy.knows + errors[others]).all())
 
     def _changes(
         self, state: LossOutlierState, step: int, known: Int64, losses: Float64
@@ -388,7 +375,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
             progress=state.progress.scale,
             critical=False,
             from_start=from_start,
-            accuracies=self._accuracies(state, known, change.ranks),
+            accuracies=state.answers.accuracies(known, change.ranks),
             moved={},
             # What lags behind more and more is no single loss, though it shows in such ones first.
             recurring=change if change.question == "recurring" and not from_start else None,
@@ -446,18 +433,6 @@ class RankLossOutlier(Detector[LossOutlierState]):
             if len(new) and len(old):
                 moved[number_] = float(np.median(new) - np.median(old))
         return first, early, moved
-
-    def _accuracies(
-        self, state: LossOutlierState, known: Int64, who: tuple[int, ...]
-    ) -> tuple[float, float]:
-        """Mean accuracy of the suspect ranks and of the others; NaN where there is none."""
-        accuracies = state.accuracies.matrix(known)
-        suspects = np.isin(known, who)
-        if not len(accuracies) or suspects.all() or not np.isfinite(accuracies).any(axis=0).all():
-            return math.nan, math.nan
-        return float(np.nanmean(accuracies[:, suspects])), float(
-            np.nanmean(accuracies[:, ~suspects])
-        )
 
     def _check(self, state: LossOutlierState) -> Check:
         if not state.windows:

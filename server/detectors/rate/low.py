@@ -49,8 +49,9 @@ class LowPolicy(Policy):
             0.45 and more in 180 steps.
         whole_gain: share of the first losses that may have been gained then: who begins near a good
             answer is not asked to move.
-        one_direction: as `timid_cosine`, where less than `evidence` losses are there to show that
-            nothing is learned meanwhile.
+        one_direction: median cosine from which on gradients are nearly one direction; less than
+            `evidence` losses show it then.
+        straight_path: as `whole_path`, of gradients that are.
         usual_update: update that the remedy aims at; usual is 1e-4 to 1e-2.
         updates: sampled updates that are needed before their size counts.
         min_gain: share of the first losses that has to be gained.
@@ -77,7 +78,8 @@ class LowPolicy(Policy):
     timid_explained: Share = 0.15
     whole_path: Share = 0.1
     whole_gain: Share = 0.5
-    one_direction: Number = 0.8
+    one_direction: Number = 0.7
+    straight_path: Share = 0.25
     usual_update: Share = 1e-3
     updates: Count = 10
     min_gain: Share = 0.05
@@ -161,12 +163,12 @@ class RateTooLow(Detector[LowState]):
         explained, and the gradients of consecutive samples, other batches each, have a median
         cosine of 0.25 or more: what they ask for stays the same, since the steps hardly move. Or
         all steps so far (those to the 200th at least) come to less than a tenth of the parameters
-        together, the cosine is as high, and less than half of the first losses is gained (and 0.15
-        of the deviance explained); also at the end of a schedule. All at once: it falls to 1 % of
-        its peak or less within 60 losses while the loss was falling (by more than 3 % of the
-        progress made over the 60 before) and above a tenth of its start; 100 losses later less than
-        an eighth of that has been gained. Steady decay is neither: it leaves the loss time to
-        settle.
+        together (a quarter, with a cosine of 0.7 or more), the cosine is as high, and less than
+        half of the first losses is gained (and 0.15 of the deviance explained); also at the end of
+        a schedule. All at once: it falls to 1 % of its peak or less within 60 losses while the loss
+        was falling (by more than 3 % of the progress made over the 60 before) and above a tenth of
+        its start; 100 losses later less than an eighth of that has been gained. Steady decay is
+        neither: it leaves the loss time to settle.
 
     Severity:
         Warning; never more than info for losses that change their sign.
@@ -336,8 +338,10 @@ class RateTooLow(Detector[LowState]):
         first, last = float(np.mean(state.first)), float(np.mean(late))
         warm = state.rate > _RISING * state.recent_rates[0] if state.recent_rates else True
         longer = path * max(policy.evidence / seen, 1.0)
+        straight = cosine >= policy.one_direction
+        most = policy.straight_path if straight else policy.whole_path
         least = policy.timid_cosine if seen >= policy.evidence else policy.one_direction
-        if not (0 < longer < policy.whole_path and cosine >= least) or warm:
+        if not (0 < longer < most and cosine >= least) or warm:
             return None
         gained = (first - min(last, state.lowest)) / abs(first) if first else 0.0
         explained = median(state.shares)

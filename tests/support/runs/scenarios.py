@@ -254,16 +254,20 @@ def unlike(
     *,
     first: float = 0.13,
     last: float = 0.27,
-    explained: tuple[float, float] | None = None,
+    explained: Sequence[float] | None = None,
+    sigma: float = 0.12,
 ) -> Trace:
     """Two ranks whose losses differ from the first step on, by a share of them that grows.
 
     Args:
         explained: share of the deviance that each rank's answers explain; None: it is not posted.
+            With three, there is a third rank that is like the second one.
+        sigma: of the logarithm of single losses.
     """
-    trace = noise(seed, ranks=2, decay=0.002, level=1.0, sigma=0.12)
+    ranks = 2 if explained is None else len(explained)
+    trace = noise(seed, ranks=ranks, decay=0.002, level=1.0, sigma=sigma)
     half = np.linspace(first, last, len(trace.steps)) / 2
-    trace.series["loss"][:] *= np.stack([1 + half, 1 - half])
+    trace.series["loss"][:] *= np.stack([1 + half, *[1 - half] * (ranks - 1)])
     if explained is not None:
         scatter = 0.1 * np.random.default_rng(seed + 1).standard_normal(trace.series["loss"].shape)
         trace.series["explained_deviance"] = np.array(explained)[:, None] + scatter
