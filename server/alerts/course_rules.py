@@ -106,6 +106,14 @@ COURSE_RULES = (
         why="what recurs in data or schedule makes the loss what it is",
     ),
     Rule(
+        root=("loss.oscillating",),
+        root_has="turns",
+        consequence=("gradient.oscillating", "lr.too_high"),
+        earliest=-EPISODE,
+        same_ranks=False,
+        why="tasks or sources that take turns have losses and gradients of their own size",
+    ),
+    Rule(
         root=("loss.diverging",),
         consequence=("loss.oscillating", "loss.spike"),
         earliest=-BLUR,

@@ -12,6 +12,10 @@ from rankscope.server.window import Bool, Float64, Window
 
 # `samples` is reported at some steps only; the other two at every one, and multiply to the same.
 SERIES = ("samples", "samples_per_second", "step_seconds")
+# Samples below which the tails of a loss or gradient are those of single ones, which grow heavier
+# as most of them are learned: what is far off again and again is no sign of anything.
+SINGLE = 8.0
+TOKENS = "tokens"  # posted where samples are sequences, each of many of them
 _NOT_YET = -(2**62)
 
 

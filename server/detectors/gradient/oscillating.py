@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
+from rankscope.server.detectors.batch_sizes import SINGLE, TOKENS, BatchSizes, effective_sizes
 from rankscope.server.detectors.effects import EPISODE, Rule
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.gradient import one_line
@@ -75,6 +76,8 @@ class OscillatingState:
     signed: bool = False
     recurring: Recurring = field(default_factory=Recurring)
     targets: OddTargets = field(default_factory=OddTargets)
+    sizes: BatchSizes = field(default_factory=BatchSizes)  # samples of a step
+    tokens: bool = False
     longest: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=256))
 
 
@@ -91,13 +94,14 @@ class GradientOscillating(Detector[OscillatingState]):
     Statistic:
         s is the standard deviation of the differences of neighbouring log norms, over the root of
         2, in 64 observations, examined every 16. It is above 3 times the median of the earlier ones
-        (at least 4, those that were alarmed about left out) and above 0.5, twice in a row. Also
-        from the start: at a period of which 6 fit into 64 or 256 log norms, put side by side, the
-        place within the period explains more than half of the scatter, beyond chance (6 standard
-        deviations), and the largest is above 10 times the smallest; or 5 single norms of 256 are
-        above 10 times the median and 8 robust standard deviations. Direction: of 64 cosines of a
-        gradient to the one before it nine in ten are above 0.98 or below -0.98, and of all 15 % to
-        85 % the latter. Over after 64 steps without it.
+        (at least 4, those that were alarmed about left out) and above 0.5, twice in a row; not of
+        steps of fewer than 8 samples, unless these are sequences. Also from the start: at a period
+        of which 6 fit into 64 or 256 log norms, put side by side, the place within the period
+        explains more than half of the scatter, beyond chance (6 standard deviations), and the
+        largest is above 10 times the smallest; or 5 single norms of 256 are above 10 times the
+        median and 8 robust standard deviations. Direction: of 64 cosines of a gradient to the one
+        before it nine in ten are above 0.98 or below -0.98, and of all 15 % to 85 % the latter.
+        Over after 64 steps without it.
 
     Severity:
         Warning; info for losses that change their sign, whose gradient has no lasting size, and
@@ -161,6 +165,9 @@ class GradientOscillating(Detector[OscillatingState]):
     def advance(self, window: Window, state: OscillatingState) -> Outcome:
         """Takes the norms one by one; a norm of 0 has no logarithm and is left out."""
         state.targets.take(window)
+        state.tokens |= TOKENS in window.series
+        for size in effective_sizes(window, "grad_norm").tolist():
+            state.sizes.push(size * len(window.ranks))
         for step, row in together(window, *self.needs, *self.wants[:3], *one_line.SERIES):
             state.line.push(step, row)
             state.signed |= row.get("loss", 0.0) < 0
@@ -187,6 +194,7 @@ class GradientOscillating(Detector[OscillatingState]):
             len(state.earlier) >= self.policy.earlier
             and scatter > self.policy.factor * usual
             and scatter > self.policy.least
+            and (state.tokens or not state.sizes.usual < SINGLE)
         )
         state.above = state.above + 1 if high else 0
         if not high:

@@ -15,15 +15,23 @@ from rankscope.server.detectors.wording import number
 _LARGER = 3.0
 # Of the learning rate of one place, as a rise of it is found everywhere (`RisePolicy`).
 _FASTER = 1.5
+COSINE = "grad_cosine"
+# Cosine of consecutive gradients below which each takes back a part of what the last has done.
+_SENT_BACK = -0.3
 # Share of the deviance explained at other places: more than a small part of what there is to learn.
 _GOOD = 0.25
 
 
 @dataclass(slots=True)
 class Beside:
-    """What else has the loss's period: of each series the lowest and highest place within it."""
+    """What else has the loss's period: of each series the lowest and highest place within it.
+
+    Attributes:
+        cosine: median of those of the gradients of consecutive steps; NaN where they are not known.
+    """
 
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+    cosine: float = math.nan
 
     def times(self, metric: str) -> float:
         """The highest place over the lowest; 1 where nothing is known."""
@@ -43,6 +51,15 @@ class Beside:
         return low >= _GOOD and not self.odd
 
     @property
+    def turns(self) -> bool:
+        """Whether gradients of consecutive steps have little to do with each other.
+
+        Who oversteps a valley is sent back at the next step; tasks or sources that take turns,
+        each with a loss of its own size, are not.
+        """
+        return self.cosine > _SENT_BACK and not self.odd
+
+    @property
     def odd(self) -> bool:
         """Whether a fault of the data or the schedule is what recurs."""
         return self.worse or self.times("input_rms") >= _LARGER or self.times("lr") >= _FASTER
@@ -58,6 +75,8 @@ def beside(steps: Sequence[int], series: Mapping[str, Mapping[int, float]], peri
     """
     ranges = {}
     for metric, known in series.items():
+        if metric == COSINE:
+            continue
         places = [
             [
                 known[step]
@@ -69,7 +88,11 @@ def beside(steps: Sequence[int], series: Mapping[str, Mapping[int, float]], peri
         if all(len(values) >= CYCLES for values in places):
             medians = [float(np.median(values)) for values in places]
             ranges[metric] = min(medians), max(medians)
-    return Beside(ranges)
+    # What is known of single steps alone: a cosine is to the sample before.
+    cosines = series.get(COSINE, {})
+    consecutive = [cosines[step] for step in steps if step in cosines and step - 1 in cosines]
+    enough = len(consecutive) >= CYCLES
+    return Beside(ranges, float(np.median(consecutive)) if enough else math.nan)
 
 
 def recurs(known: Beside, period: float) -> tuple[str, str]:

@@ -12,7 +12,7 @@ import numpy as np
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.loss.beside import Beside, beside, recurs
+from rankscope.server.detectors.loss.beside import COSINE, Beside, beside, recurs
 from rankscope.server.detectors.loss.repeating import FALLING, Repeats, Swing
 from rankscope.server.detectors.policy import (
     Count,
@@ -39,7 +39,9 @@ from rankscope.server.detectors.wording import number, sentences
 from rankscope.server.window import Check, Float64, Window
 
 # Series that may have the loss's period: why it swings.
-_BESIDE = ("lr", "input_rms", "explained_deviance")
+_BESIDE = ("lr", "input_rms", "explained_deviance", COSINE)
+# Steps of a period that is one of two steps.
+_TWO = 2.5
 # Observations whose median makes one value; slow oscillations show on coarse scales.
 _SCALES = (1, 4, 16)
 
@@ -176,9 +178,10 @@ class LossOscillating(Detector[OscillatingState]):
         than info for losses that change their sign, and for a shape that has been there from the
         start (the first 20 steps, or its first period) while the loss falls, or while the answers
         to the batches of every place explain a quarter of the deviance or more: sources that take
-        turns look so. Unless with the same period the learning rate changes by half, the inputs are
-        3 times as large, or the answers to the batches of one place are no better than a constant
-        while others explain a quarter of the deviance.
+        turns look so. Info, too, for a period of 2 with gradients of consecutive steps whose median
+        cosine is above -0.3. Unless with the same period the learning rate changes by half, the
+        inputs are 3 times as large, or the answers to the batches of one place are no better than a
+        constant while others explain a quarter of the deviance.
 
     Evidence:
         `period` (steps), `amplitude` (largest), `amplitude_now`, `lag_one`, `peak_share`,
@@ -391,7 +394,18 @@ class LossOscillating(Detector[OscillatingState]):
         other = incident.beside
         if other.odd:
             cause, remedy = recurs(other, period)
-        elif period < 2.5:
+        elif period < _TWO and other.turns:
+            cause = (
+                "It goes up at one step and down at the next, and the gradients of consecutive "
+                f"steps have a cosine of {number(other.cosine)}: no step takes back what the last "
+                "one did, as where a learning rate is too high. Two tasks or two sources take "
+                "turns, each with a loss of its own size."
+            )
+            remedy = (
+                "Nothing, if two of them are meant to take turns; log their losses under names of "
+                "their own. Else look at what is different at every other step."
+            )
+        elif period < _TWO:
             cause = sentences(
                 rate,
                 "It goes up at one step and down at the next: every step overshoots the valley and "
@@ -421,7 +435,10 @@ class LossOscillating(Detector[OscillatingState]):
             kind="loss.oscillating",
             severity=(
                 "info"
-                if incident.signed or (incident.falling and not other.odd) or settled
+                if incident.signed
+                or (incident.falling and not other.odd)
+                or settled
+                or (period < _TWO and other.turns)
                 else severity
             ),
             title=title,
@@ -440,6 +457,7 @@ class LossOscillating(Detector[OscillatingState]):
                 "windows": incident.windows,
                 **(incident.rise or {}),
                 **({"recurs": True} if other.odd else {}),
+                **({"turns": True} if other.turns and period < _TWO else {}),
                 **{f"{name}_range": list(both) for name, both in other.ranges.items()},
             },
         )

@@ -29,6 +29,9 @@ from rankscope.server.detectors.wording import count
 from rankscope.server.window import Check, Float64, Int64, Window
 
 _MAX_EARLIER = 64
+# Of the progress since the first five steps, what those themselves may have made at most: a first
+# loss may be an outlier.
+_FIRST_STEPS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +144,11 @@ class RankLossOutlier(Detector[LossOutlierState]):
         the median of all has moved by more than 8 standard errors and 2 standard deviations, twice
         as far as it ever wandered, while no other rank's moved by half as much; or 4 or more single
         ones of it lie further away than any before, with a chance below 1e-8 of as many late and of
-        one rank (32 observations or more, judged at every 8th). Losses that are multiplied by their
-        ranks' shares of the samples are divided by them first (of a cross entropy, of which the
-        mean is known). Workers that never have a step in common (an asynchronous parameter server)
-        are compared in rounds: as soon as each has a new loss, by the mean of what it has.
+        one rank (32 observations or more of 8 samples or more, judged at every 8th). Losses that
+        are multiplied by their ranks' shares of the samples are divided by them first (of a cross
+        entropy, of which the mean is known). Workers that never have a step in common (an
+        asynchronous parameter server) are compared in rounds: as soon as each has a new loss, by
+        the mean of what it has.
 
     Severity:
         Warning; critical where the mean of d is above the others' level and above 25 % of the
@@ -329,7 +333,9 @@ class RankLossOutlier(Detector[LossOutlierState]):
         """The smallest difference that counts."""
         if state.samples.come_again:
             return self.policy.memorised_progress * state.progress.from_first
-        return self.policy.min_progress * state.progress.scale
+        # Who has left the start behind within five steps has come further than the scale says.
+        progress = min(state.progress.from_first, _FIRST_STEPS * state.progress.scale)
+        return self.policy.min_progress * progress
 
     def _changes(
         self, state: LossOutlierState, step: int, known: Int64, losses: Float64
@@ -346,6 +352,8 @@ class RankLossOutlier(Detector[LossOutlierState]):
     def _changed(self, state: LossOutlierState, known: Int64, change: Change) -> None:
         policy = self.policy
         incident = state.incident
+        if change.question == "recurring" and state.samples.few:
+            return
         if incident is not None:
             if change.question == "shift" and (incident.difference > 0) != (change.size > 0):
                 state.peers = None  # back to where it was: like the others again from here on

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from rankscope.server.detectors.batch_sizes import BatchSizes, effective_sizes
+from rankscope.server.detectors.batch_sizes import SINGLE, TOKENS, BatchSizes, effective_sizes
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.visits import Visits
 from rankscope.server.window import Window
@@ -26,11 +26,13 @@ class LossSamples:
 
     visits: Visits = field(default_factory=Visits)
     sizes: BatchSizes = field(default_factory=BatchSizes)
+    tokens: bool = False  # samples are sequences, each of many
     _of_step: dict[int, float] = field(default_factory=dict)
     _fewer: list[float] = field(default_factory=list)
 
     def take(self, window: Window) -> None:
         """Counts a window's samples, before its steps are asked for one by one."""
+        self.tokens |= TOKENS in window.series
         self.visits.take(window)
         steps = rank_rows(window, "loss")[0].tolist()
         self._of_step = dict(zip(steps, effective_sizes(window, "loss").tolist(), strict=True))
@@ -49,6 +51,11 @@ class LossSamples:
         self._fewer.clear()
         self.sizes.push(size)
         return True
+
+    @property
+    def few(self) -> bool:
+        """Whether a loss is that of so few samples that single ones are often far off."""
+        return not self.tokens and self.sizes.usual < SINGLE
 
     @property
     def come_again(self) -> bool:

@@ -10,6 +10,7 @@ learned: the loss comes to a stand, and what the ranks have against each other s
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +20,7 @@ from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.data.batches import batch_digests
 from rankscope.server.detectors.episode import Condition, Episode, Watch
 from rankscope.server.detectors.statistics import Spacing, change_point
-from rankscope.server.detectors.walking import mean_by_step
+from rankscope.server.detectors.walking import mean_by_step, median
 from rankscope.server.detectors.wording import agree, number, ranks, sentences
 from rankscope.server.window import Float64, GradientProducts, Window
 
@@ -61,6 +62,8 @@ _HELD = 0.7
 _BACK = 0.25
 # Observations of each batch from which on there are few of them; steps that are remembered.
 _ANEW, _REMEMBERED = 2, 65_536
+# Cosine of the mean gradients of consecutive samples above which no batch is new.
+_STEADY = 0.98
 # Blocks without it after which it is over.
 _CALM = 4
 # Comparisons that found the ranks' parameters equal, after which a difference is none by design.
@@ -146,6 +149,7 @@ class OpposedGradients(Condition[Opposed]):
     firing: int = 0
     equal: int = 0
     apart: float = math.inf
+    steady: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST))
     spacing: Spacing = field(default_factory=Spacing)
     watch: Watch[Opposed] = field(default_factory=Watch)
 
@@ -154,6 +158,7 @@ class OpposedGradients(Condition[Opposed]):
         losses = [pair for pair in mean_by_step(window, "loss").items() if math.isfinite(pair[1])]
         self.losses += losses[: _REMEMBERED - len(self.losses)]
         self._read(window)
+        self.steady.extend(mean_by_step(window, "grad_cosine").values())
         self._compare(window)
         most = max((made.ranks for made in window.gradient_products), key=len, default=None)
         if most is None:
@@ -285,8 +290,10 @@ class OpposedGradients(Condition[Opposed]):
         """Whether a rank trains on a few batches alone: what these have against each other stays.
 
         Of halves of a small data set that are learned together, the gradients cancel in the end.
+        Where no batch is seen, the mean gradient says it: it is the one of the step before.
         """
-        return len(self.batches) * _ANEW < self.batch_count
+        again = len(self.batches) * _ANEW < self.batch_count
+        return again or (len(self.steady) >= _BEGIN and median(self.steady) > _STEADY)
 
     def finding(self, episode: Episode[Opposed]) -> Finding:
         """What is reported of an episode."""
