@@ -1,6 +1,7 @@
 """Databases: SQLite in a file for every test, PostgreSQL where it can be installed."""
 
 import itertools
+from contextlib import contextmanager
 
 import pytest
 
@@ -20,14 +21,27 @@ def postgres_uri():
         yield uri
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request, tmp_path):
-    """URL of an empty database, of each kind in turn."""
+@contextmanager
+def _database(request, folder):
     if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'test.db'}"
+        yield f"sqlite:///{folder / 'test.db'}"
         return
     uri = request.getfixturevalue("postgres_uri")
     with pg.fresh_database(uri, f"test{next(_numbers)}") as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request, tmp_path):
+    """URL of an empty database, of each kind in turn."""
+    with _database(request, tmp_path) as url:
+        yield url
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def shared_database_url(request, tmp_path_factory):
+    """As `database_url`, one for all tests of a file that ask for it."""
+    with _database(request, tmp_path_factory.mktemp("shared")) as url:
         yield url
 
 
