@@ -22,7 +22,7 @@ TORCHRUN = Path(sys.executable).with_name("torchrun")
 
 # What is given to `forked_ranks` to bring something back comes from it.
 forking = multiprocessing.get_context("forkserver")
-_PRELOAD = ["torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "sklearn.datasets"]
+_PRELOAD = ["tests.support.jobs.preloaded"]
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def run_ranks(
 ) -> Finished:
     """Runs a job to its end, in processes that are forked from one which has imported torch.
 
-    That takes each of them 3 seconds of a core. How an interpreter ends by itself, and what its
-    command line says, is for `started_ranks` to try.
+    That, and the agent, take each of them 3 seconds of a core. How an interpreter ends by itself,
+    and what its command line says, is for `started_ranks` to try.
     """
     folder.mkdir(parents=True, exist_ok=True)
     kept = {"RANKSCOPE_SPOOL": str(folder / "spool"), **(environment or {})}
