@@ -1,4 +1,4 @@
-"""What the process has imported from which those of `run_ranks` are forked.
+"""What the process has imported from which those of `forked_job` are forked.
 
 A rank then begins within milliseconds. Of the agent, importing reads no setting and starts nothing;
 its names are asked for, as a script does it: the module `attach` must not stand for its function.
