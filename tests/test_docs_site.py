@@ -142,7 +142,7 @@ def test_headings_have_no_empty_line_and_pages_no_scroll_bar_below(site, page):
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         with chromium() as browser:
             opened = browser.new_page()

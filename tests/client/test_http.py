@@ -41,7 +41,7 @@ def answering(*answers):
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}", times
     finally:
@@ -143,7 +143,7 @@ def test_silence_ends_a_request():
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Silent)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     began = time.monotonic()
     with Client(f"http://127.0.0.1:{server.server_port}", timeout=0.3) as client:
         with pytest.raises(Unreachable, match="timed out"):

@@ -71,10 +71,10 @@ def test_alerts_go_on_when_the_evaluation_is_killed(server):
     first.kill()
     server.post(batches[half:])
 
-    def parted():
+    def desynced():
         return [a for a in server.alerts("job") if a["kind"] == "desync.gradients"]
 
-    (alert,) = eventually(parted, timeout_s=60)
+    (alert,) = eventually(desynced, timeout_s=60)
     assert (alert["first_step"], alert["ranks"]) == (200, [2])
     assert server.evaluating().pid != first.pid
     after = server.alerts("job")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.server.demo.processes import RANKSCOPE
-from tests.support.jobs.ranks import finished, started_ranks
+from tests.support.jobs.ranks import finished, forked_job, started_ranks
 from tests.support.servers.service import Service, eventually
 
 pytestmark = pytest.mark.e2e
@@ -25,12 +25,14 @@ def ended(service, tmp_path, how, ranks):
     """Name, alerts (consequences too) and verdict of a run that ended badly."""
     run = how.replace(" ", "-")
     environment = {"RANKSCOPE_SERVER": service.url, "RANKSCOPE_RUN": run, "OMP_NUM_THREADS": "1"}
-    with started_ranks(
+    lost = "killed" in how
+    # How an interpreter ends is part of it, where it comes to that.
+    start = forked_job if lost else started_ranks
+    with start(
         SCRIPT, how, str(STEP), ranks=ranks, folder=tmp_path, environment=environment
     ) as job:
         done = finished(job)
     assert all(done.exit_codes)
-    lost = "killed" in how
     service.wait_for_state(run, "lost" if lost else "failed", timeout_s=120)
 
     def reported():

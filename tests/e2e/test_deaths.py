@@ -8,10 +8,10 @@ import pytest
 from tests.support.jobs.ranks import (
     EXAMPLE,
     finished,
+    forked_job,
     output,
     printed_losses,
     run_ranks,
-    started_ranks,
 )
 from tests.support.servers.service import Service, eventually
 
@@ -22,7 +22,7 @@ def test_a_server_that_dies_and_comes_back_costs_no_step(tmp_path):
     steps = 240
     with Service(tmp_path / "server") as service:
         environment = {"RANKSCOPE_SERVER": service.url, "RANKSCOPE_RUN": "survivor"}
-        with started_ranks(
+        with forked_job(
             EXAMPLE,
             *(f"--steps={steps}", "--pause=0.02", "--print-losses"),
             ranks=2,
@@ -50,7 +50,7 @@ def test_a_server_that_dies_and_comes_back_costs_no_step(tmp_path):
 def test_a_rank_that_is_killed_is_named(tmp_path):
     with Service(tmp_path / "server") as service:
         environment = {"RANKSCOPE_SERVER": service.url, "RANKSCOPE_RUN": "victim"}
-        with started_ranks(
+        with forked_job(
             EXAMPLE,
             *("--steps=100000", "--pause=0.01"),
             ranks=3,

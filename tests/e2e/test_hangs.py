@@ -5,7 +5,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.jobs.ranks import started_ranks
+from tests.support.jobs.ranks import forked_job
 from tests.support.servers.service import Service, eventually
 
 pytestmark = pytest.mark.e2e
@@ -29,7 +29,7 @@ def hung(service, tmp_path, how, ranks=2):
     """The alert of a job that hangs while it does."""
     run = how.replace(" ", "-")
     environment = {"RANKSCOPE_SERVER": service.url, "RANKSCOPE_RUN": run, "OMP_NUM_THREADS": "1"}
-    with started_ranks(
+    with forked_job(
         SCRIPT, how, str(STEP), ranks=ranks, folder=tmp_path, environment=environment
     ) as job:
         eventually(lambda: service.run(run), timeout_s=90)
@@ -70,7 +70,7 @@ def test_a_rank_that_is_done_before_the_others(service, tmp_path):
 
 def test_a_job_that_dies_in_different_collectives(service, tmp_path):
     environment = {"RANKSCOPE_SERVER": service.url, "RANKSCOPE_RUN": "gave-up"}
-    with started_ranks(
+    with forked_job(
         *(SCRIPT, "other collective", str(STEP)), ranks=3, folder=tmp_path, environment=environment
     ) as job:
         # Until gloo gives up: its time-out ends every rank.

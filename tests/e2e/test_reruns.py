@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.server.demo.processes import RANKSCOPE
-from tests.support.jobs.ranks import finished, started_ranks
+from tests.support.jobs.ranks import finished, forked_job
 from tests.support.servers.service import Service, eventually
 
 pytestmark = pytest.mark.e2e
@@ -24,7 +24,7 @@ def service(tmp_path_factory):
 def launched(service, folder, how):
     """The gate's exit code and output after a launch of both ranks."""
     environment = {"RANKSCOPE_SERVER": service.url, "RANKSCOPE_RUN": RUN, "OMP_NUM_THREADS": "1"}
-    with started_ranks(SCRIPT, how, ranks=2, folder=folder, environment=environment) as job:
+    with forked_job(SCRIPT, how, ranks=2, folder=folder, environment=environment) as job:
         done = finished(job)
     assert all(done.exit_codes) if how == "raises" else not any(done.exit_codes), done.outputs
     gate = subprocess.run(

@@ -136,11 +136,11 @@ def test_alerts_go_on_when_a_server_is_killed(database, client, tmp_path):
             ranks.post(12)
         killed_at = time.monotonic()
 
-        def parted(run):
+        def desynced(run):
             return [a for a in servers[1].alerts(run) if a["kind"] == "desync.gradients"]
 
         for run, _ in both.values():
-            eventually(lambda run=run: parted(run.run), timeout_s=10)
+            eventually(lambda run=run: desynced(run.run), timeout_s=10)
         took = time.monotonic() - killed_at
         assert took < 10
         for _, ranks in both.values():

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.jobs.ranks import started_ranks
+from tests.support.jobs.ranks import forked_job
 from tests.support.servers.service import Service, eventually
 
 pytestmark = pytest.mark.e2e
@@ -21,7 +21,7 @@ def service(tmp_path_factory):
 def started(service, tmp_path, how):
     run = how.replace(" ", "-")
     environment = {"RANKSCOPE_SERVER": service.url, "RANKSCOPE_RUN": run, "OMP_NUM_THREADS": "1"}
-    return run, started_ranks(SCRIPT, how, ranks=1, folder=tmp_path, environment=environment)
+    return run, forked_job(SCRIPT, how, ranks=1, folder=tmp_path, environment=environment)
 
 
 def test_a_job_that_ended_without_a_step_is_no_silent_pass(service, tmp_path):

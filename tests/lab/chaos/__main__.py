@@ -68,7 +68,7 @@ def _server(kind: str) -> Iterator[str | None]:
     if kind == "sqlite":
         yield None
         return
-    with pg.postgres() as uri:
+    with pg.postgres(durable=True) as uri:
         yield uri
 
 

@@ -1,4 +1,4 @@
-"""A server of its own for each test, on every database."""
+"""A server for each test, or one for all that change nothing; on every database."""
 
 import pytest
 
@@ -15,4 +15,16 @@ def app(database_url):
 @pytest.fixture
 def client(app):
     with serve_app(app) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared_app(shared_database_url):
+    return create_app(Settings(database=shared_database_url))
+
+
+@pytest.fixture(scope="module")
+def shared_client(shared_app):
+    """For tests that ask, or are refused: a server takes longer to start than they take."""
+    with serve_app(shared_app) as made:
         yield made

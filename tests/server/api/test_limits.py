@@ -27,11 +27,11 @@ from tests.support.servers.api import MSGPACK, batch, check_problem, column, get
         ({"columns": {"loss": {"steps": [2**63 - 1], "values": [0.5]}}}, "columns.loss.steps"),
     ],
 )
-def test_a_refusal_names_the_field(client, fields, where):
+def test_a_refusal_names_the_field(shared_client, fields, where):
     sent = {"run": "otter", "rank": 0, "seq": 0, **fields}
-    body = check_problem(client.post("/api/v1/ingest", json=sent), 422)
+    body = check_problem(shared_client.post("/api/v1/ingest", json=sent), 422)
     assert [error["where"] for error in body["errors"]] == [where]
-    assert get(client, "/runs")["items"] == []
+    assert get(shared_client, "/runs")["items"] == []
 
 
 def test_what_is_at_its_limit_is_stored_and_can_be_followed(client):
@@ -111,8 +111,10 @@ def test_halves_of_surrogate_pairs_do_not_reach_the_database(client):
     check_problem(answer, 422)
 
 
-def test_too_many_values_are_answered_by_a_problem(client):
+def test_too_many_values_are_answered_by_a_problem(shared_client):
     many = 2 * limits.OBJECTS.most
     body = b"\x81\xa1x\xdd" + many.to_bytes(4, "big") + b"\x80" * many
-    problem = check_problem(client.post("/api/v1/ingest", content=body, headers=MSGPACK), 422)
+    problem = check_problem(
+        shared_client.post("/api/v1/ingest", content=body, headers=MSGPACK), 422
+    )
     assert problem["errors"][0]["where"] == "body"

@@ -28,6 +28,15 @@ def alert(client):
     return found
 
 
+@pytest.fixture(scope="module")
+def unchanged(shared_client):
+    """As `alert`, for all tests that are refused."""
+    desynced(shared_client)
+    evaluated(shared_client)
+    [found] = get(shared_client, "/runs/otter/alerts")["items"]
+    return found
+
+
 def test_an_acknowledgement_says_who_why_and_until_when(client, alert):
     route = f"/api/v1/alerts/{alert['id']}/acknowledge"
     assert (alert["acknowledged"], alert["acknowledgement"]) == (False, None)
@@ -96,13 +105,16 @@ def test_of_several_silences_the_one_that_ends_last_is_shown(client, alert):
         ({"unknown": 1}, "unknown"),
     ],
 )
-def test_what_cannot_be_is_refused(client, alert, end, said):
-    acknowledge = f"/api/v1/alerts/{alert['id']}/acknowledge"
-    problem = check_problem(client.post(acknowledge, json=end), 422)
+def test_what_cannot_be_is_refused(shared_client, unchanged, end, said):
+    acknowledge = f"/api/v1/alerts/{unchanged['id']}/acknowledge"
+    problem = check_problem(shared_client.post(acknowledge, json=end), 422)
     assert said in problem["detail"]
-    assert said in check_problem(client.post(SILENCES, json={"kind": KIND, **end}), 422)["detail"]
-    assert get(client, "/runs/otter/silences")["items"] == []
-    assert get(client, f"/alerts/{alert['id']}")["acknowledged"] is False
+    assert (
+        said
+        in check_problem(shared_client.post(SILENCES, json={"kind": KIND, **end}), 422)["detail"]
+    )
+    assert get(shared_client, "/runs/otter/silences")["items"] == []
+    assert get(shared_client, f"/alerts/{unchanged['id']}")["acknowledged"] is False
 
 
 def test_what_an_older_server_stored_holds_after_the_migration(database_url):

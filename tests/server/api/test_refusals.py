@@ -24,8 +24,8 @@ from tests.support.servers.api import MSGPACK, batch, check_problem, column, get
         ("GET", "/api/v1/alerts?severity=loud", 422),
     ],
 )
-def test_every_error_is_a_problem(client, method, path, status):
-    check_problem(client.request(method, path), status)
+def test_every_error_is_a_problem(shared_client, method, path, status):
+    check_problem(shared_client.request(method, path), status)
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def test_every_error_is_a_problem(client, method, path, status):
         (b"x" * (wire.MAX_BODY_BYTES + 1), MSGPACK, 413, "larger"),
     ],
 )
-def test_what_cannot_be_taken_says_why(client, body, headers, status, phrase):
-    answer = client.post("/api/v1/ingest", content=body, headers=headers)
+def test_what_cannot_be_taken_says_why(shared_client, body, headers, status, phrase):
+    answer = shared_client.post("/api/v1/ingest", content=body, headers=headers)
     assert phrase in check_problem(answer, status)["detail"]
 
 
@@ -54,17 +54,17 @@ def test_what_cannot_be_taken_says_why(client, body, headers, status, phrase):
         ({"run": "a/b"}, "run: stands in addresses, so it cannot have a slash"),
     ],
 )
-def test_a_name_that_nobody_could_call_up_is_refused_with_the_reason(client, fields, phrase):
+def test_a_name_that_nobody_could_call_up_is_refused_with_the_reason(shared_client, fields, phrase):
     sent = {"run": "otter", "rank": 0, "seq": 0, **fields}
-    body = check_problem(client.post("/api/v1/ingest", json=sent), 422)
+    body = check_problem(shared_client.post("/api/v1/ingest", json=sent), 422)
     assert phrase in body["detail"]
     assert body["errors"][0]["where"] in fields
-    assert get(client, "/runs")["items"] == []
+    assert get(shared_client, "/runs")["items"] == []
 
 
-def test_a_small_body_cannot_fill_the_memory(client):
+def test_a_small_body_cannot_fill_the_memory(shared_client):
     bomb = gzip.compress(b"\0" * (4 * wire.MAX_BODY_BYTES))
-    answer = client.post(
+    answer = shared_client.post(
         "/api/v1/ingest", content=bomb, headers=MSGPACK | {"Content-Encoding": "gzip"}
     )
     check_problem(answer, 413)
@@ -89,9 +89,9 @@ def test_a_gzip_that_is_not_whole_is_not_taken(client, spoil, phrase):
     assert client.post("/api/v1/ingest", content=packed, headers=headers).status_code == 200
 
 
-def test_what_was_sent_is_quoted_in_short(client):
+def test_what_was_sent_is_quoted_in_short(shared_client):
     for path in (f"/api/v1/runs/{'n' * 5000}", f"/api/v1/alerts/{'n' * 5000}"):
-        detail = check_problem(client.get(path), 404)["detail"]
+        detail = check_problem(shared_client.get(path), 404)["detail"]
         assert len(detail) < 2100
         assert detail.startswith("there is no ")
         assert detail.endswith(("lists them", "lists the runs there are"))

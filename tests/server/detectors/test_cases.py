@@ -1,38 +1,37 @@
 """Every kind has cases: runs on which it must speak, and runs on which it must be quiet."""
 
-from functools import cache
-from pathlib import Path
-
 import pytest
-import yaml
 
 from rankscope.server.detectors import DETECTORS
+from tests.support.detector_cases import cases
 from tests.support.judging import judge
 from tests.support.runs.scenarios import GENERATORS
 
-CASES = Path(__file__).parent / "cases"
 BY_NAME = {detector.__name__: detector for detector in DETECTORS}
 
 
 def load():
-    for path in sorted(CASES.glob("*.yaml")):
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for kind, content in cases().items():
         for case in content["cases"]:
-            yield pytest.param(
-                path.stem, content["detector"], case, id=f"{path.stem}: {case['name']}"
-            )
+            yield pytest.param(kind, content["detector"], case, id=f"{kind}: {case['name']}")
 
 
-@cache
-def judgement(detector, generator, arguments, seed):
-    scenario = GENERATORS[generator](seed, **dict(yaml.safe_load(arguments)))
-    return judge(scenario, [BY_NAME[detector]()], range(0, 2000, 33))
+_judged = {}
+
+
+def judgement(detector, case):
+    """What a detector says of a run; kinds that it has together share it."""
+    seed, arguments = case.get("seed", 0), case.get("with", {})
+    run = (detector, case["generator"], repr(arguments), seed)
+    if run not in _judged:
+        scenario = GENERATORS[case["generator"]](seed, **arguments)
+        _judged[run] = judge(scenario, [BY_NAME[detector]()], range(0, 2000, 33))
+    return _judged[run]
 
 
 @pytest.mark.parametrize(("kind", "detector", "case"), list(load()))
 def test_case(kind, detector, case):
-    seed = case.get("seed", 0)
-    found = judgement(detector, case["generator"], yaml.safe_dump(case.get("with", {})), seed)
+    found = judgement(detector, case)
     alerts, check, expected = found.of(kind), found.checks[kind], case["finds"]
     if expected == "nothing":
         assert alerts == []
@@ -66,7 +65,7 @@ def test_case(kind, detector, case):
 def test_every_kind_has_cases_for_both():
     for detector in DETECTORS:
         for kind in detector.kinds:
-            content = yaml.safe_load((CASES / f"{kind}.yaml").read_text(encoding="utf-8"))
+            content = cases()[kind]
             assert content["detector"] == detector.__name__
             quiet = [case["finds"] == "nothing" for case in content["cases"]]
             assert any(quiet), kind
@@ -75,4 +74,4 @@ def test_every_kind_has_cases_for_both():
 
 def test_every_case_file_is_of_a_kind():
     kinds = {kind for detector in DETECTORS for kind in detector.kinds}
-    assert {path.stem for path in CASES.glob("*.yaml")} == kinds
+    assert cases().keys() == kinds

@@ -3,7 +3,6 @@
 import re
 
 import pytest
-import yaml
 
 from rankscope.server.window import Status
 from tests.server.detectors.test_cases import BY_NAME, load
@@ -18,7 +17,7 @@ def _cases():
     seen = set()
     for case in load():
         kind, detector, what = case.values
-        arguments = yaml.safe_dump(what.get("with", {}))
+        arguments = repr(what.get("with", {}))
         key = (detector, what["generator"], arguments)
         if BY_NAME[detector].min_ranks > 1 or what["finds"] == "nothing" or key in seen:
             continue

@@ -87,7 +87,7 @@ def engine(tmp_path):
     engine.dispose()
 
 
-def parted(rank, since):
+def desynced(rank, since):
     return lambda step: 9 if rank == 2 and step >= since else 7
 
 
@@ -117,7 +117,7 @@ def test_a_suspect_rank_that_is_missing_resolves_nothing(engine):
     for first in range(0, 400, 10):
         for rank in range(4):
             if rank != 2 or first < 250:
-                job.post(rank, range(first, first + 10), parted(rank, 150))
+                job.post(rank, range(first, first + 10), desynced(rank, 150))
         job.evaluate(2.0)
     assert job.alerts("desync.parameters") == [("open", (2,), 150, 249)]
 
@@ -127,7 +127,7 @@ def test_dense_sampling_is_asked_for_ahead_of_a_fast_trainer(engine):
     requests = []
     for first in range(0, 1500, 300):
         for rank in range(4):
-            answer = job.post(rank, range(first, first + 300), parted(rank, 450))
+            answer = job.post(rank, range(first, first + 300), desynced(rank, 450))
             if answer.dense_until is not None:
                 requests.append((first, answer.dense_until))
         job.evaluate()
@@ -145,7 +145,7 @@ def test_dense_sampling_reaches_ranks_that_post_once_a_second(engine, steps):
     for first in range(0, 12 * steps, steps):
         for rank in range(4):
             # They differ from the last step of a batch on.
-            answer = job.post(rank, range(first, first + steps), parted(rank, 7 * steps - 1))
+            answer = job.post(rank, range(first, first + steps), desynced(rank, 7 * steps - 1))
             if answer.dense_until is not None:
                 requests.append((first, answer.dense_until))
         job.evaluate(1.0)
@@ -175,7 +175,7 @@ def test_a_client_that_never_says_which_steps_are_complete(engine):
     job = Job(engine, 3)
     for first in range(0, 100, 10):
         for rank in range(3):
-            job.post(rank, range(first, first + 10), parted(rank, 50), through=-1)
+            job.post(rank, range(first, first + 10), desynced(rank, 50), through=-1)
         job.evaluate()
     for rank in range(3):
         job.post(rank, [], state="finished", through=-1)

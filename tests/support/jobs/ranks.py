@@ -22,7 +22,7 @@ TORCHRUN = Path(sys.executable).with_name("torchrun")
 
 # What is given to `forked_ranks` to bring something back comes from it.
 forking = multiprocessing.get_context("forkserver")
-_PRELOAD = ["torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "sklearn.datasets"]
+_PRELOAD = ["tests.support.jobs.preloaded"]
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,91 @@ def started_ranks(
         yield job
 
 
-def finished(job: Job, *, timeout_s: float = 90.0) -> Finished:
+def finished(job: Job | ForkedJob, *, timeout_s: float = 90.0) -> Finished:
     """Waits for the job's end."""
     codes = job.wait(timeout_s)
     return Finished(codes, [output(rank) for rank in job.ranks])
+
+
+class ForkedRank:
+    """A process of `forked_job`; `log` is the file with what it prints."""
+
+    def __init__(self, script: Path, arguments: Sequence[str], environment, log: Path) -> None:
+        self.log = log
+        forking.set_forkserver_preload(_PRELOAD)
+        self._process = forking.Process(
+            target=_run, args=(str(script), arguments, dict(environment), str(log))
+        )
+        self._process.start()
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return self._process.exitcode
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Its exit code; None where it still runs after `timeout_s`."""
+        self._process.join(timeout_s)
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        """Ends it at once, where it still runs."""
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+@dataclass(frozen=True)
+class ForkedJob:
+    """The ranks of a job of `forked_job`."""
+
+    ranks: list[ForkedRank]
+
+    @property
+    def running(self) -> bool:
+        """Whether a rank is still there."""
+        return any(rank.exit_code is None for rank in self.ranks)
+
+    def wait(self, timeout_s: float) -> list[int]:
+        """Exit codes, once all ranks have ended; fails where one has not after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        codes = [rank.wait(max(deadline - time.monotonic(), 0.0)) for rank in self.ranks]
+        texts = "\n".join(output(rank) for rank in self.ranks)
+        assert None not in codes, f"still running after {timeout_s} s: {codes}\n{texts}"
+        return [code for code in codes if code is not None]
+
+
+@contextmanager
+def forked_job(
+    script: Path,
+    *arguments: str,
+    ranks: int,
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+):
+    """As `started_ranks`, in processes that are forked from one which has imported torch.
+
+    That, and the agent, take each of them 3 seconds of a core. How an interpreter ends by itself,
+    and what its command line says, is for `started_ranks` to try.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {"RANKSCOPE_SPOOL": str(folder / "spool"), **(environment or {})}
+    shared = {**os.environ, **job_environment(ranks, kept)}
+    job = ForkedJob([])
+    try:
+        for rank in range(ranks):
+            own, log = {**shared, **own_environment(rank)}, folder / f"rank{rank}.log"
+            job.ranks.append(ForkedRank(script, arguments, own, log))
+        yield job
+    finally:
+        for rank in job.ranks:
+            rank.kill()
 
 
 def run_ranks(
@@ -73,41 +154,13 @@ def run_ranks(
     environment: Mapping[str, str] | None = None,
     timeout_s: float = 90.0,
 ) -> Finished:
-    """Runs a job to its end, in processes that are forked from one which has imported torch.
-
-    That takes each of them 3 seconds of a core. How an interpreter ends by itself, and what its
-    command line says, is for `started_ranks` to try.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    kept = {"RANKSCOPE_SPOOL": str(folder / "spool"), **(environment or {})}
-    shared = {**os.environ, **job_environment(ranks, kept)}
-    forking.set_forkserver_preload(_PRELOAD)
-    logs = [folder / f"rank{rank}.log" for rank in range(ranks)]
-    processes = [
-        forking.Process(
-            target=_run,
-            args=(str(script), arguments, {**shared, **own_environment(rank)}, str(log)),
-        )
-        for rank, log in enumerate(logs)
-    ]
-    deadline = time.monotonic() + timeout_s
-    try:
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(max(deadline - time.monotonic(), 0.0))
-        codes = [process.exitcode for process in processes]
-    finally:
-        for process in processes:
-            if process.is_alive():
-                process.kill()
-    texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs]
-    assert None not in codes, f"still running after {timeout_s} s: {codes}\n" + "\n".join(texts)
-    return Finished([code for code in codes if code is not None], texts)
+    """Runs a job of `forked_job` to its end."""
+    with forked_job(script, *arguments, ranks=ranks, folder=folder, environment=environment) as job:
+        return finished(job, timeout_s=timeout_s)
 
 
 def forked_ranks(worker: Callable[..., None], *arguments: object, ranks: int) -> None:
-    """Calls `worker(rank, *arguments)` in processes that are forked as those of `run_ranks`.
+    """Calls `worker(rank, *arguments)` in processes that are forked as those of `forked_job`.
 
     Raises:
         ProcessException: of torch, where one fails.

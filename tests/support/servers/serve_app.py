@@ -1,5 +1,6 @@
 """An ASGI application behind a real socket, in a thread of the test process."""
 
+import asyncio
 import socket
 import threading
 from collections.abc import Iterator
@@ -21,6 +22,13 @@ def serve_app(app) -> Iterator[httpx.Client]:
         async def startup(self, sockets=None):
             await super().startup(sockets)
             started.set()
+
+        async def main_loop(self):
+            # As uvicorn's own, which looks every tenth of a second whether it is to end.
+            ticks = 0
+            while not await self.on_tick(ticks):
+                ticks += 1
+                await asyncio.sleep(0.01)
 
     server = Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

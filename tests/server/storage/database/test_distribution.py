@@ -70,8 +70,8 @@ def test_without_citus_nothing_is_changed(database_url, capsys):
     engine.dispose()
 
 
-def test_a_database_without_the_schema_is_not_touched(database_url, capsys):
-    assert db(["distribute", "--db", database_url]) == 2
+def test_a_database_without_the_schema_is_not_touched(empty_database_url, capsys):
+    assert db(["distribute", "--db", empty_database_url]) == 2
     assert "rankscope db upgrade" in capsys.readouterr().err
 
 

@@ -19,8 +19,8 @@ def test_there_is_one_head():
     assert len(ScriptDirectory.from_config(migrate.config()).get_heads()) == 1
 
 
-def test_up_makes_what_the_code_expects_and_down_takes_it_back(database_url):
-    engine = open_engine(database_url)
+def test_up_makes_what_the_code_expects_and_down_takes_it_back(empty_database_url):
+    engine = open_engine(empty_database_url)
     try:
         assert migrate.current(engine) is None
         migrate.upgrade(engine)
@@ -46,11 +46,11 @@ print(migrate.current(engine))
 """
 
 
-def test_servers_that_start_together_migrate_once(database_url):
+def test_servers_that_start_together_migrate_once(empty_database_url):
     # Processes, as Alembic cannot run twice in one.
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", UPGRADE, database_url],
+            [sys.executable, "-c", UPGRADE, empty_database_url],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
