@@ -16,7 +16,7 @@ ARGS ?=
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-stacks test-chart check fix demo faultlab drawn chaos bench docs screenshot sbom clean
+.PHONY: help install test test-stacks test-chart check fix demo faultlab drawn chaos bench docs screenshot pictures sbom clean
 
 help:
 	@echo "make demo        train on 4 ranks, break one, watch Rankscope find it; ARGS=\"--list-faults\""
@@ -32,6 +32,7 @@ help:
 	@echo "make fix         mend what ruff can mend by itself"
 	@echo "make docs        write the generated pages of docs/, build the site that a server has at /help"
 	@echo "make screenshot  take docs/images/*.png from a demo run, in a real browser"
+	@echo "make pictures    pictures of every page, 2 to 1,024 ranks, light, dark, wide, narrow; ARGS=\"-o FOLDER\""
 	@echo "make sbom        list of what an installed server consists of (CycloneDX), in dist/"
 	@echo "make install     .venv with the project (editable) and its pinned development packages"
 	@echo "make clean       remove .venv and what the tools left"
@@ -112,6 +113,11 @@ docs: $(STAMP)
 screenshot: $(STAMP)
 	@.ci/browser
 	$(BIN)/python -m docs.demo_screenshot $(ARGS)
+
+# For people to look at, one by one; they are not kept.
+pictures: $(STAMP)
+	@.ci/browser
+	$(BIN)/python -m tests.dashboard.pictures $(ARGS)
 
 # Of what the container image installs, in an environment with nothing else in it.
 sbom: $(STAMP)

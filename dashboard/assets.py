@@ -3,31 +3,48 @@
 from __future__ import annotations
 
 import gzip
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 from fastapi import APIRouter, HTTPException, Request, Response
-from plotly.offline import get_plotlyjs, get_plotlyjs_version
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
+
+from rankscope.dashboard.report import PLOTLY
 
 router = APIRouter()
 
 # Below this a figure fits into two packets; an open page asks for several every three seconds.
 _WORTH_COMPRESSING = 2_048
+# Figures are small and many, and cross the network once each: zlib's own middle way.
+_LEVEL = 6
+
+
+@cache
+def plotly_js() -> bytes:
+    """The library that draws."""
+    return PLOTLY.read_bytes()
 
 
 def plotly_name() -> str:
     """File name of plotly.js; its version is part of it, so that it may be kept for ever."""
-    return f"plotly-{get_plotlyjs_version()}.min.js"
+    return f"plotly-{_plotly_version()}.min.js"
+
+
+@cache
+def _plotly_version() -> str:
+    found = re.search(rb"plotly\.js \(cartesian - minified\) v([\d.]+)", plotly_js()[:200])
+    assert found is not None, "the bundle does not name its version"
+    return found[1].decode()
 
 
 @router.get("/static/plotly-{version}.min.js")
 def plotly(request: Request, version: str) -> Response:
-    """The library that draws, out of the installed plotly package."""
-    if version != get_plotlyjs_version():
+    """The library that draws."""
+    if version != _plotly_version():
         raise HTTPException(404, f"This server draws with {plotly_name()}.")
     packed = "gzip" in request.headers.get("accept-encoding", "")
     headers = {
@@ -37,13 +54,14 @@ def plotly(request: Request, version: str) -> Response:
     }
     if packed:
         headers["Content-Encoding"] = "gzip"
-    body = _plotly_packed() if packed else get_plotlyjs().encode()
+    body = _plotly_packed() if packed else plotly_js()
     return Response(body, media_type="text/javascript; charset=utf-8", headers=headers)
 
 
 @cache
 def _plotly_packed() -> bytes:
-    return gzip.compress(get_plotlyjs().encode(), compresslevel=6)
+    # Once for as long as the server lives.
+    return gzip.compress(plotly_js(), compresslevel=9)
 
 
 class _OwnFiles(StaticFiles):
@@ -73,6 +91,6 @@ def figure_response(request: Request, figure: go.Figure) -> Response:
     body: bytes = figure.to_json(validate=False).encode()
     headers: dict[str, Any] = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
     if len(body) >= _WORTH_COMPRESSING and "gzip" in request.headers.get("accept-encoding", ""):
-        body = gzip.compress(body, compresslevel=1)
+        body = gzip.compress(body, compresslevel=_LEVEL)
         headers["Content-Encoding"] = "gzip"
     return Response(body, media_type="application/json", headers=headers)

@@ -9,12 +9,13 @@ import numpy as np
 import plotly.graph_objects as go
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 
-from rankscope.dashboard import alert_chart, assets
+from rankscope.dashboard import alert_chart, assets, tails
 from rankscope.dashboard.figures import (
     THEMES,
     data_by_rank,
     data_over_steps,
     divergence_heatmap,
+    gradient_noise,
     layer_heatmap,
     overlap_matrix,
     rank_curves,
@@ -30,6 +31,8 @@ from rankscope.dashboard.source import DataRead, LayerValues, Selection, Source
 _MOST_TICKS = 6
 # Steps around an alert that its chart shows at least.
 _AROUND = 20
+# Of its lines: a point every other pixel of the narrow chart that it is.
+_ALERT_POINTS = 200
 
 
 def router_of(source: Source) -> APIRouter:
@@ -37,6 +40,7 @@ def router_of(source: Source) -> APIRouter:
     router = APIRouter(prefix="/runs/{run}/figures")
     _by_rank(router, source)
     _of_data(router, source)
+    _of_noise(router, source)
     _by_layer_and_alert(router, source)
     return router
 
@@ -93,6 +97,26 @@ def _by_rank(router: APIRouter, source: Source) -> None:
         )
         if (span := view.axis) is not None:
             figure.layout.xaxis.range = list(span)
+        return assets.figure_response(request, figure)
+
+
+def _of_noise(router: APIRouter, source: Source) -> None:
+    @router.get("/noise.json")
+    def noise(request: Request, run: str, view: Viewed) -> Response:
+        known(source, run)
+        found = source.noise(run, from_step=view.from_step, to_step=view.to_step)
+        if found is None:
+            # No error: it takes norms that few runs lack, and steps that all lack at first.
+            return assets.figure_response(request, go.Figure(layout={"meta": {"nothing": True}}))
+        figure = gradient_noise(
+            found.steps,
+            found.scale,
+            found.batch,
+            counted=found.counted,
+            theme=view.theme,
+            marks=source.marks(run),
+            x_range=view.axis,
+        )
         return assets.figure_response(request, figure)
 
 
@@ -204,7 +228,11 @@ def _by_layer_and_alert(router: APIRouter, source: Source) -> None:
                     counts=facts.counts,
                     undecided=facts.undecided,
                     legend=False,
+                    # The title of the card says who it is, and cells are few.
+                    named=False,
                 )
+                # The colours are those of the heatmap below, which says what they are.
+                figure.update_traces(showscale=False, selector={"type": "heatmap"})
                 # The chart is small: room for the suspects and the ends of the axis.
                 figure.layout.yaxis.update(_few_ticks(figure.layout.yaxis, about.ranks))
                 figure.layout.meta = {**figure.layout.meta, "shows": "divergence"}
@@ -212,17 +240,21 @@ def _by_layer_and_alert(router: APIRouter, source: Source) -> None:
         if choice.metric is None:
             # No error: a run need not have a series that shows it.
             return assets.figure_response(request, go.Figure(layout={"meta": {"shows": ""}}))
-        wanted = Selection(from_step=first, to_step=last, max_points=300)
+        wanted = Selection(from_step=first, to_step=last, max_points=_ALERT_POINTS)
         figure = rank_curves(
             source.curves(run, choice.metric, wanted),
             metric=choice.metric,
             theme=THEMES[theme],
             highlight=about.ranks,
+            suspects=about.ranks,
+            # A spike is what it may be about.
+            whole=True,
             marks=marks,
             color_ranks=everyone,
             legend=False,
         )
         figure.layout.meta = {**figure.layout.meta, "shows": choice.metric}
+        tails.outline_later(figure)
         return assets.figure_response(request, figure)
 
 

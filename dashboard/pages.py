@@ -115,11 +115,13 @@ def _pages(templates: Jinja2Templates, source: Source) -> APIRouter:
     @router.get("/runs/{run}")
     def run_page(request: Request, run: str) -> Response:
         if source.ranks(run) is None:
+            alike = " or ".join(repr(one) for one in source.similar(run))
+            meant = f"Did you mean {alike}? " if alike else ""
             raise HTTPException(
                 404,
-                f"No run {run!r} has reported to this server. A run appears with the first post of "
-                "its first rank; if the trainer is running, compare its RANKSCOPE_SERVER with the "
-                "address of this page.",
+                f"No run {run!r} has reported to this server. {meant}A run appears with the first "
+                "post of its first rank; if the trainer is running, compare its RANKSCOPE_SERVER "
+                "with the address of this page.",
             )
         return _page(templates, request, "run.html", run=run, plotly=assets.plotly_name())
 
@@ -169,15 +171,17 @@ def _figures(source: Source) -> APIRouter:
         max_points: Annotated[int, Query(ge=2, le=10_000)] = 600,
         smoothing: Annotated[float, Query(ge=0, lt=1)] = 0.0,
         log: bool = False,
+        whole: bool = False,
         theme: Theme = "light",
         axis: Annotated[str, Query(pattern=f"^({'|'.join(axes.SERIES)})?$")] = "",
         known_points: Annotated[str, Query(alias="known", max_length=64)] = "",
     ) -> Response:
         everyone = known(source, run)
         chosen = ranges.parse(ranks) if ranks else None
-        named = ranges.parse(highlight) if highlight else source.suspects(run)
+        suspects = source.suspects(run)
+        named = ranges.parse(highlight) if highlight else suspects
         wanted = Selection(
-            ranks=chosen, from_step=from_step, to_step=to_step, max_points=max_points
+            ranks=chosen, from_step=from_step, to_step=to_step, max_points=max_points, steady=True
         )
         figure = rank_curves(
             source.curves(run, metric, wanted),
@@ -186,6 +190,8 @@ def _figures(source: Source) -> APIRouter:
             smoothing=smoothing,
             log_y=log,
             highlight=named,
+            suspects=suspects,
+            whole=whole,
             marks=source.marks(run),
             x_range=shown(from_step, to_step),
             color_ranks=everyone,
@@ -195,6 +201,7 @@ def _figures(source: Source) -> APIRouter:
             of = source.curves(run, axes.SERIES[axis], Selection(max_points=_KNOTS))
             if (made := axis_of(axis, of)) is not None:
                 on_axis(figure, made)
+        tails.outline_later(figure)
         tails.cut(figure, tails.Known.parse(known_points))
         return assets.figure_response(request, figure)
 

@@ -100,6 +100,23 @@ class DataRead:
 
 
 @dataclass(frozen=True, slots=True)
+class GradientNoise:
+    """The gradient noise scale over the steps.
+
+    Attributes:
+        steps: int64 [S], ascending.
+        scale: float64 [S], samples: infinite where no signal is left, NaN where it is not known.
+        batch: float64 [S], samples of all ranks.
+        counted: whether samples are reported; else the batch of one rank counts as one.
+    """
+
+    steps: Int64
+    scale: Float64
+    batch: Float64
+    counted: bool
+
+
+@dataclass(frozen=True, slots=True)
 class AlertFacts:
     """What the chart of an alert needs to know of it."""
 
@@ -119,12 +136,14 @@ class Selection:
         ranks: None for all.
         from_step, to_step: both included; None for no bound.
         max_points: raw points where they fit, else as many buckets.
+        steady: fewer buckets, by up to a half, that stay what they are while a run goes on.
     """
 
     ranks: Collection[int] | None = None
     from_step: int | None = None
     to_step: int | None = None
     max_points: int = 600
+    steady: bool = False
 
 
 class Source(Protocol):
@@ -132,6 +151,9 @@ class Source(Protocol):
 
     def ranks(self, run: str) -> Sequence[int] | None:
         """The ranks seen so far, ascending; None where there is no such run."""
+
+    def similar(self, run: str) -> Sequence[str]:
+        """Ids of runs that may have been meant, where there is no such run."""
 
     def curves(self, run: str, metric: str, wanted: Selection) -> Sequence[Curve]:
         """The metric's curves, as `GET /api/v1/runs/{run}/series` gives them."""
@@ -149,6 +171,11 @@ class Source(Protocol):
 
     def data(self, run: str, *, from_step: int | None, to_step: int | None) -> DataRead | None:
         """What the ranks read; None where no batch is known."""
+
+    def noise(
+        self, run: str, *, from_step: int | None, to_step: int | None
+    ) -> GradientNoise | None:
+        """The gradient noise scale; None where what is recorded does not suffice."""
 
     def metrics(self, run: str) -> Sequence[str]:
         """Names of the run's series, without those of single tensors."""

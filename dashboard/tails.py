@@ -19,6 +19,8 @@ import plotly.graph_objects as go
 
 _LINES = ("raw", "smoothed", "median")
 _AREAS = ("envelope", "band")
+# Extremes of a bucket, which a line has beside its means.
+_EXTREMES = 2
 # Points at the end of a line that may still change: of buckets the last is filling.
 _OPEN = 2
 # Share of the points of what is over all ranks that may: these are not equally far.
@@ -43,6 +45,22 @@ class Known:
             return None
 
 
+def outline_later(figure: go.Figure) -> None:
+    """Empties the areas between the extremes of lines' buckets: half of what a figure holds.
+
+    The lines have the extremes, too (`customdata`), and the page makes the outlines of these.
+    """
+    known = {
+        trace.meta["rank"]
+        for trace in figure.data
+        if _role(trace) == "raw" and np.shape(trace.customdata)[1:] == (_EXTREMES,)
+    }
+    for trace in figure.data:
+        if _role(trace) == "envelope" and trace.meta.get("rank") in known:
+            trace.x = trace.y = None
+            figure.layout.meta = {**(figure.layout.meta or {}), "outlined": True}
+
+
 def cut(figure: go.Figure, known: Known | None) -> None:
     """Leaves of a figure what is new, if what is known of it still holds, and says where to go on.
 
@@ -52,7 +70,9 @@ def cut(figure: go.Figure, known: Known | None) -> None:
         _Trace(place, trace)
         for place, trace in enumerate(figure.data)
         # Sizes of single markers are an array, too: of points that stand alone, which are rare.
-        if _role(trace) in (*_LINES, *_AREAS) and np.ndim(trace.marker.size) == 0
+        if _role(trace) in (*_LINES, *_AREAS)
+        and np.ndim(trace.marker.size) == 0
+        and trace.x is not None
     ]
     ends = [end for trace in traces if (end := trace.settled()) is not None]
     if not ends or len({trace.key for trace in traces}) < len(traces):

@@ -15,11 +15,13 @@ from rankscope.dashboard.source import (
     DataRead,
     Distances,
     Divergence,
+    GradientNoise,
     LayerValues,
     Selection,
 )
 from rankscope.server.comparison.compare import pairwise_distances
 from rankscope.server.evaluation import data_ledger
+from rankscope.server.evaluation.gradient_noise import read_noise
 from rankscope.server.storage.database.engine import reading
 from rankscope.server.storage.judgement import alerts, comparisons
 from rankscope.server.storage.reading import layers, runs, series
@@ -52,6 +54,11 @@ class DatabaseSource:
                 return None
             return list(runs.ranks_seen(connection, runs=[row.key]).get(row.key, ()))
 
+    def similar(self, run: str) -> Sequence[str]:
+        """See `Source`."""
+        with reading(self._engine) as connection:
+            return runs.similar(connection, run)
+
     def curves(self, run: str, metric: str, wanted: Selection) -> Sequence[Curve]:
         """See `Source`."""
         with reading(self._engine) as connection:
@@ -63,6 +70,7 @@ class DatabaseSource:
                 from_step=wanted.from_step,
                 to_step=wanted.to_step,
                 max_points=wanted.max_points,
+                steady=wanted.steady,
             )
         return [
             # Raw points are their own extremes; only buckets have a range worth drawing.
@@ -168,6 +176,23 @@ class DatabaseSource:
                 complete=read.complete,
             )
         )
+
+    def noise(
+        self, run: str, *, from_step: int | None, to_step: int | None
+    ) -> GradientNoise | None:
+        """See `Source`."""
+        with reading(self._engine) as connection:
+            row = _row(connection, run)
+            found = read_noise(
+                connection,
+                run=row.key,
+                world_size=row.world_size,
+                from_step=from_step,
+                to_step=to_step,
+            )
+        if found is None or not np.isfinite(found.scale).any():
+            return None
+        return GradientNoise(found.steps, found.scale, found.batch, found.counted)
 
     def metrics(self, run: str) -> Sequence[str]:
         """See `Source`."""

@@ -10,6 +10,7 @@ from rankscope.dashboard.figures.data import data_by_rank, data_over_steps, over
 from rankscope.dashboard.figures.heatmap import divergence_heatmap
 from rankscope.dashboard.figures.layers import layer_heatmap, reduced
 from rankscope.dashboard.figures.matrix import distance_matrix
+from rankscope.dashboard.figures.noise import gradient_noise
 from rankscope.dashboard.figures.rank_heatmap import rank_heatmap
 from rankscope.dashboard.figures.smoothing import smooth
 from rankscope.dashboard.figures.theme import DARK, LIGHT, THEMES, Theme, rank_colors
@@ -32,6 +33,7 @@ __all__ = [
     "data_over_steps",
     "distance_matrix",
     "divergence_heatmap",
+    "gradient_noise",
     "layer_heatmap",
     "on_axis",
     "overlap_matrix",

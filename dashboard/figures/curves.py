@@ -13,7 +13,7 @@ from rankscope.dashboard.figures.bands import band_traces, outlying
 from rankscope.dashboard.figures.labels import end_labels
 from rankscope.dashboard.figures.marks import mark_layout, with_marks
 from rankscope.dashboard.figures.nonfinite import Episode, episodes, nonfinite_trace
-from rankscope.dashboard.figures.outline import area, drawable
+from rankscope.dashboard.figures.outline import area, drawable, single
 from rankscope.dashboard.figures.smoothing import smooth
 from rankscope.dashboard.figures.text import inert, number
 from rankscope.dashboard.figures.theme import LIGHT, Theme, faded, layout, rank_colors
@@ -22,10 +22,15 @@ from rankscope.dashboard.figures.units import axis_title
 MAX_LINES = 16
 # Points are drawn besides the line where they are so few that they can be distinguished.
 _FEW_POINTS = 60
+# Percent of the values at each end without which the usual range is found, of so many at least, and
+# how many times as wide all of them must be; and what is left free, as plotly does.
+_ENDS, _ENOUGH, _FLAT, _PADDING = 1.0, 100, 4.0, 0.05
 # On shorter axes plotly would put ticks between the steps.
 _FEW_STEPS = 8
 # More rows than this in one hover box cover the chart.
 _UNIFIED_LINES = 8
+# Before the names of ranks that alerts name; it says the same without colour.
+_SUSPECT = "\u25b2 "
 # Half of 256 ranks may be suspects: then the bands show the story, and a few lines are examples.
 _MAX_NAMED = 8
 
@@ -38,6 +43,8 @@ def rank_curves(
     smoothing: float = 0.0,
     log_y: bool = False,
     highlight: Collection[int] = (),
+    suspects: Collection[int] = (),
+    whole: bool = False,
     marks: Sequence[Mark] = (),
     x_range: tuple[float, float] | None = None,
     color_ranks: Sequence[int] | None = None,
@@ -56,7 +63,10 @@ def rank_curves(
         theme: colours.
         smoothing: weight of the moving average, see `smooth`; the raw line stays, faded.
         log_y: logarithmic y axis.
-        highlight: suspect ranks: drawn on top and named at their end.
+        highlight: ranks that are drawn on top, in their own colours, and named at their end.
+        suspects: those that alerts name: where they are highlighted, a sign stands before the name.
+        whole: the y axis shows all values; else a few that lie far from all others are cut off,
+            which a note says.
         marks: alerts.
         x_range: first and last step that the axis shows; default: those of the data.
         color_ranks: all ranks of the run, so that a rank keeps its colour where some are left out;
@@ -82,13 +92,15 @@ def rank_curves(
     lines = [c for c in curves if c.rank in named] if many else curves
     # The highlighted ones come last: what is drawn last lies on top.
     for curve in sorted(lines, key=lambda c: c.rank in named):
-        # Where all are suspects none stands out, and where several are they must be distinguished.
-        suspects = curve.rank in named and len(named) < len(curves)
-        emphasis = 1 if suspects else (-1 if len(named) in range(1, len(curves)) else 0)
-        alone = suspects and len(named) == 1
-        color = theme.critical if alone else colors.get(curve.rank, theme.muted)
+        # Where all are named none stands out.
+        stands_out = curve.rank in named and len(named) < len(curves)
+        emphasis = 1 if stands_out else (-1 if len(named) in range(1, len(curves)) else 0)
         traces += _line_traces(
-            curve, color=color, emphasis=emphasis, smoothing=smoothing, log_y=log_y
+            curve,
+            color=colors.get(curve.rank, theme.muted),
+            emphasis=emphasis,
+            smoothing=smoothing,
+            log_y=log_y,
         )
     broken = episodes(curves)
     if broken:
@@ -96,8 +108,14 @@ def rank_curves(
 
     span = x_range or with_marks(_span(curves), marks)
     shapes, labels = mark_layout(marks, theme, span)
-    ink = theme.critical if len(named) == 1 < len(curves) else theme.text
-    labels += end_labels([c for c in lines if c.rank in named], ink, log_y)
+    usual = None if whole or log_y else usual_range(curves)
+    height = 0.0 if log_y else _height(curves, usual)
+    blamed = {rank for rank in named if rank in set(suspects)}
+    for of, ink, sign in ((True, theme.critical, _SUSPECT), (False, theme.text, "")):
+        ends = [c for c in lines if c.rank in named and (c.rank in blamed) == of]
+        labels += end_labels(ends, ink, log_y, sign=sign, span=height)
+    if usual is not None:
+        labels.append(_note(_cut_note(curves, usual), theme))
     note = _log_note(curves) if log_y else ""
     if note:
         labels.append(_note(note, theme))
@@ -117,6 +135,7 @@ def rank_curves(
             "exponentformat": "e",
             "minexponent": 4,
             **({} if log_y else _around_one_value(curves)),
+            **({} if usual is None else {"range": list(usual)}),
             # Zooming is along the steps; y follows the data that are shown.
             "fixedrange": True,
         },
@@ -132,13 +151,15 @@ def rank_curves(
         "showlegend": legend and bool(traces),
         "shapes": shapes,
         "annotations": labels,
-        "margin": {"l": 60, "r": 58 if named else 16, "t": 18, "b": 42},
+        "margin": {"l": 60, "r": (68 if blamed else 58) if named else 16, "t": 18, "b": 42},
         "meta": {
             "summary": _summary(metric, curves, broken, named),
             "ranks": len(curves),
             "drawn": "bands" if many else "lines",
             "buckets": any(c.minimum is not None for c in curves),
             "named": named,
+            "suspects": sorted(blamed),
+            "cut": usual is not None,
             "colors": {str(r): colors[r] for r in ranks if r in colors and not many},
         },
     }
@@ -173,7 +194,8 @@ def _line_traces(
         **_points(values),
     }
     if curve.minimum is not None and curve.maximum is not None:
-        raw["customdata"] = np.stack([curve.minimum, curve.maximum], axis=1)
+        raw["y"] = single(values)
+        raw["customdata"] = single(np.stack([curve.minimum, curve.maximum], axis=1))
         raw["hovertemplate"] = "%{y:.6g} (%{customdata[0]:.4g} to %{customdata[1]:.4g})"
     traces.append(raw)
     if smoothing > 0.0:
@@ -227,17 +249,58 @@ def _padded(span: tuple[float, float]) -> list[float]:
     return [low - room, high + room]
 
 
+def _drawn(curves: Sequence[Curve]) -> Float64:
+    """All finite values and extremes, [any number]."""
+    parts = [p for c in curves for p in (c.values, c.minimum, c.maximum) if p is not None]
+    drawn = np.concatenate([np.zeros(0), *parts])
+    found: Float64 = drawn[np.isfinite(drawn)]
+    return found
+
+
+def usual_range(curves: Sequence[Curve]) -> tuple[float, float] | None:
+    """The y range without what would flatten the rest; None where nothing does.
+
+    A hundredth of the values at each end may be cut off, and is where the range of all is more than
+    four times that of the others: these would have less than a quarter of the height.
+    """
+    values = _drawn(curves)
+    if len(values) < _ENOUGH:
+        return None
+    low, high = np.percentile(values, [_ENDS, 100 - _ENDS])
+    span = float(high - low)
+    if span <= 0 or values.max() - values.min() <= _FLAT * span:
+        return None
+    # What lies so near the others that it does not flatten them is not cut off.
+    reach = (_FLAT - 1) / 2 * span
+    below, above = float(low) - reach, float(high) + reach
+    near = values[(values >= below) & (values <= above)]
+    room = _PADDING * float(near.max() - near.min())
+    return float(near.min()) - room, float(near.max()) + room
+
+
 def _around_one_value(curves: Sequence[Curve]) -> dict[str, Any]:
     """Range of the y axis where all values are one that is small.
 
     Plotly would show it in the middle of 2: a learning rate of 0.002 stood at what looks like 0.
     """
-    parts = [p for c in curves for p in (c.values, c.minimum, c.maximum) if p is not None]
-    drawn = np.concatenate([np.zeros(0), *parts])
-    values = drawn[np.isfinite(drawn)]
+    values = _drawn(curves)
     if not values.size or values.min() < values.max() or not 0 < abs(values[0]) < 1:
         return {}
     return {"range": sorted((0.0, 2.0 * float(values[0])))}
+
+
+def _height(curves: Sequence[Curve], usual: tuple[float, float] | None) -> float:
+    """What the linear axis shows."""
+    values = _drawn(curves)
+    low, high = usual or ((values.min(), values.max()) if values.size else (0.0, 0.0))
+    return float(high - low)
+
+
+def _cut_note(curves: Sequence[Curve], usual: tuple[float, float]) -> str:
+    values = _drawn(curves)
+    beyond = int(((values < usual[0]) | (values > usual[1])).sum())
+    ends = [number(float(v)) for v in (values.min(), values.max()) if not usual[0] <= v <= usual[1]]
+    return f"{beyond:,} value{'s' if beyond > 1 else ''} beyond, up to {ends[-1]}: not shown"
 
 
 def _log_note(curves: Sequence[Curve]) -> str:

@@ -36,6 +36,7 @@ def divergence_heatmap(
     counts: Int64 | None = None,
     undecided: Collection[int] = (),
     legend: bool = True,
+    named: bool = True,
 ) -> go.Figure:
     """Relative distance of every rank from the reference, at every checked step.
 
@@ -60,6 +61,7 @@ def divergence_heatmap(
         counts: int64 [S]: how many steps of such a stretch were compared; default: all.
         undecided: steps at which no majority says who the reference is.
         legend: whether to explain the colours above the chart; a page explains them once.
+        named: whether who differs stands beside the first cell that does, over those that follow.
 
     Returns:
         A figure; `layout.meta` holds the width of a column in steps and a summary.
@@ -150,7 +152,7 @@ def divergence_heatmap(
     if selected is not None and edges[0] <= selected <= edges[1]:
         shapes.append(_selection(selected, theme))
     settings["xaxis"]["range"] = list(edges)
-    if len(marked) <= _MAX_LEAVERS:
+    if named and len(marked) <= _MAX_LEAVERS:
         labels += _leaver_labels(rows, marked, theme, span)
     settings["shapes"], settings["annotations"] = shapes + rows.divider(theme), labels
     settings["yaxis"] |= rows.axis(leavers) | {"range": [len(rows) - 0.5, -0.5]}

@@ -109,7 +109,8 @@ def layer_heatmap(
 def _edges(steps: Int64) -> tuple[float, float]:
     """Half a cell beyond the first and the last step."""
     half = 0.5 * float(np.median(np.diff(steps))) if len(steps) > 1 else 0.5
-    return float(steps[0]) - half, float(steps[-1]) + half
+    # There are no steps before 0, however wide its cell is.
+    return max(float(steps[0]) - half, -0.5), float(steps[-1]) + half
 
 
 def _logs(values: Float64) -> Float64:

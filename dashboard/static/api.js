@@ -55,5 +55,8 @@ export const remove = (path) => ask(path, { method: "DELETE", headers: { Accept:
 export const runPath = (run) => `/api/v1/runs/${encodeURIComponent(run)}`;
 export const runPage = (run) => `${root}/runs/${encodeURIComponent(run)}`;
 
+/** Milliseconds since 1970, by the server's clock. */
+export const serverNow = () => Date.now() + ahead;
+
 /** Seconds since an RFC 3339 time, by the server's clock. */
-export const age = (time) => (Date.now() + ahead - Date.parse(time)) / 1000;
+export const age = (time) => (serverNow() - Date.parse(time)) / 1000;

@@ -149,7 +149,7 @@ export class Charts {
     const known = this.#cards.get(metric);
     if (known) return known;
     const card = { metric, visible: false, dirty: true };
-    const plotNode = el("div", { class: "plot", role: "img", "aria-label": metric });
+    const plotNode = el("div", { class: "plot", role: "img", tabindex: "0", "aria-label": metric });
     card.plot = new Plot(plotNode, {
       hover: (step) => this.events.onHover(step, card.plot),
       leave: () => this.events.onHover(null, card.plot),
@@ -161,19 +161,24 @@ export class Charts {
       type: "button", class: "quiet", title: "Logarithmic y axis (y)", "aria-label": `Logarithmic y axis of ${metric}`,
       onclick: () => this.toggleLog(metric),
     }, "log");
+    card.whole = el("button", {
+      type: "button", class: "quiet", title: "Show all values: a few lie far beyond the others", "aria-label": `Show all values of ${metric}`, hidden: true,
+      onclick: () => this.#toggleList("whole", metric),
+    }, "all");
     card.wide = el("button", {
       type: "button", class: "quiet", title: "Large", "aria-label": `Show ${metric} large`,
       onclick: () => this.#toggleList("wide", metric),
     }, "\u2922");
     card.numbers = el("a", { class: "button quiet", title: "The numbers as JSON", "aria-label": `Numbers of ${metric}` }, "{}");
-    card.readout = el("p", { class: "readout" });
+    card.readout = el("p", { class: "readout", "aria-live": "polite" });
     card.node = el(
       "figure",
       { class: "panel chart", "data-metric": metric },
-      el("header", {}, el("h3", { title: metric }, metric), el("span", { class: "tools" }, card.log, card.wide, card.numbers, exportMenu(card.plot, () => metric))),
+      el("header", {}, el("h3", { title: metric }, metric), el("span", { class: "tools" }, card.whole, card.log, card.wide, card.numbers, exportMenu(card.plot, () => metric))),
       card.readout,
       plotNode,
     );
+    plotNode.addEventListener("keydown", (event) => this.#key(card, event));
     card.node.addEventListener("pointerenter", () => (this.#hovered = metric));
     card.node.addEventListener("pointerleave", () => (this.#hovered = null));
     this.#cards.set(metric, card);
@@ -191,6 +196,9 @@ export class Charts {
 
   #dress(card) {
     card.log.setAttribute("aria-pressed", this.isLog(card.metric));
+    const whole = this.#listed("whole", card.metric);
+    card.whole.setAttribute("aria-pressed", String(whole));
+    card.whole.hidden = !whole && !card.plot.meta?.cut;
     const wide = this.state.get("wide").split(",").includes(card.metric);
     card.wide.setAttribute("aria-pressed", wide);
     card.node.classList.toggle("wide", wide);
@@ -222,6 +230,30 @@ export class Charts {
     } else this.#toggleList("log", metric);
   }
 
+  #listed(name, metric) {
+    return this.state.get(name).split(",").includes(metric);
+  }
+
+  /** Left and right point at a step before or after, Home and End at the ends, Escape at none. */
+  #key(card, event) {
+    const steps = card.plot.lines()[0]?.steps ?? [];
+    const last = steps.length - 1;
+    if (last < 0) return;
+    const at = card.pointed ?? null;
+    // A page of steps is a tenth of what is shown.
+    const far = Math.max(1, Math.round(last / 10));
+    const moves = {
+      ArrowLeft: at === null ? last : at - 1, ArrowRight: at === null ? 0 : at + 1,
+      PageUp: (at ?? 0) - far, PageDown: (at ?? last) + far, Home: 0, End: last, Escape: null,
+    };
+    if (!Object.hasOwn(moves, event.key)) return;
+    event.preventDefault();
+    card.pointed = moves[event.key] === null ? null : Math.min(last, Math.max(0, moves[event.key]));
+    const step = card.pointed === null ? null : steps[card.pointed];
+    this.events.onHover(step, card.plot);
+    card.plot.crosshair(step);
+  }
+
   #toggleList(name, metric) {
     const list = new Set(this.state.get(name).split(",").filter(Boolean));
     if (!list.delete(metric)) list.add(metric);
@@ -250,9 +282,11 @@ export class Charts {
         smoothing: s.get("smoothing") === "0" ? "" : s.get("smoothing"),
         log: this.isLog(card.metric) ? "true" : "",
         axis: s.get("axis"),
+        whole: this.#listed("whole", card.metric) ? "true" : "",
         theme: window.rankscopeTheme.current(),
       });
       card.node.dataset.drawn = "true";
+      this.#dress(card);
       this.onDrawn?.(card.plot.meta);
     } catch (error) {
       if (!(error instanceof Problem)) throw error;

@@ -87,13 +87,13 @@ function table(node, head, rows, empty = "Nothing differs.") {
   return fill(
     node,
     el("thead", {}, el("tr", {}, head.map((text) => el("th", { scope: "col" }, text)))),
-    el("tbody", {}, rows.map(([first, ...cells]) => el("tr", {}, el("th", { scope: "row" }, first), cells.map((cell, n) => el("td", { "data-label": head[n + 1] }, cell))))),
+    el("tbody", {}, rows.map(([first, ...cells]) => el("tr", {}, el("th", { scope: "row" }, first), cells.map((cell, n) => el("td", { "data-label": head[n + 1], class: head[n + 1] === "Why" ? "whole" : null }, cell))))),
   );
 }
 
 async function draw({ metrics, bits }) {
   const cards = metrics.slice(0, MAX_CHARTS).map(({ metric }) => {
-    const plot = el("div", { class: "plot", role: "img" });
+    const plot = el("div", { class: "plot", role: "img", "aria-label": metric });
     return { metric, plot: new Plot(plot), node: el("article", { class: "panel chart", "data-metric": metric }, el("h3", {}, metric), plot) };
   });
   $("charts").replaceChildren(...cards.map((card) => card.node));

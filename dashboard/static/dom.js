@@ -18,9 +18,9 @@ export function show(node, visible = true) {
   node.hidden = !visible;
 }
 
-/** Texts of the server name code between backticks; they stay, so that what is copied is what was said. */
+/** Texts of the server name code between backticks: on a page the type says so. */
 export const prose = (text) =>
-  text.split(/(`[^`]+`)/).filter(Boolean).map((part) => (/^`.*`$/s.test(part) ? el("code", {}, part) : part));
+  text.split(/(`[^`]+`)/).filter(Boolean).map((part) => (/^`.*`$/s.test(part) ? el("code", {}, part.slice(1, -1)) : part));
 
 /** Puts children into a node only where they differ, so that focus and open details survive. */
 export function fill(node, ...children) {
@@ -61,6 +61,9 @@ export function number(value, digits = 4) {
   if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value);
   return Number(value.toPrecision(digits)).toString();
 }
+
+/** Distances span decades: 0.0000013 -> "1.3e-6". */
+export const distance = (value) => (Math.abs(value) >= 0.01 && Math.abs(value) < 100 ? number(value, 2) : value.toExponential(1));
 
 export const count = (value) => (value ?? 0).toLocaleString("en");
 

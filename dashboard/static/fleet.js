@@ -82,7 +82,7 @@ function row(one, [name, value]) {
     el("td", { "data-label": "Alerts", class: "number" }, count(one.alerts)),
     el("td", { "data-label": "Runs" }, one.newest_runs.slice(0, NAMED).map((run, i) => [i > 0 && ", ", el("a", { href: runPage(run) }, run)]),
       rest > 0 && ` and ${count(rest)} more`),
-    el("td", {}, one.others.slice(0, NAMED).join(", ") || "\u2013", others > 0 && ` and ${others} more`),
+    el("td", { "data-label": value ? "Hosts" : "Kinds" }, one.others.slice(0, NAMED).join(", ") || "\u2013", others > 0 && ` and ${others} more`),
     el("td", { "data-label": "Newest", class: "nowrap" }, `${duration(age(one.newest_at))} ago`),
   );
 }

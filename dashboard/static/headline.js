@@ -1,7 +1,7 @@
 // The answer at 3 a.m.: is it fine? If not: what, since which step, which rank, which tensor, what to do.
 
 import { age } from "./api.js";
-import { $, clock, duration, el, fill, number, prose, ranksText, severitySign } from "./dom.js";
+import { $, clock, distance, duration, el, fill, prose, ranksText, severitySign } from "./dom.js";
 import { families, onset } from "./alert_card.js";
 import { saidBy } from "./ask.js";
 
@@ -48,16 +48,19 @@ function whole(word, { run, verdict, roots, ranks }) {
   return tooEarly(verdict, run, roots);
 }
 
+const PROBLEMS = { critical: "Critical problem", warning: "Warning" };
+const REPLICAS = /^desync\.(parameters|gradients|optimizer|buffers)$/;
+
 function broken(open, run, ranks) {
   const [first, ...others] = open;
-  const word = first.kind === "rank.failed" ? "the run failed" : first.severity;
+  const word = first.kind === "rank.failed" ? "The run failed" : PROBLEMS[first.severity];
   const tensors = first.tensors.length
     ? [el("span", { class: "mono" }, first.tensors[0]), first.tensors.length > 1 ? ` and ${first.tensors.length - 1} more` : ""]
     : null;
   return {
     tone: first.severity,
     sign: severitySign(first.severity),
-    word: `Not fine: ${word}` + (first.acknowledged ? `, acknowledged ${saidBy({ ...first.acknowledgement, reason: "" })}`.trimEnd() : "") + (others.length ? `, and ${others.length} more open alert${others.length > 1 ? "s" : ""}` : ""),
+    word: word + (first.acknowledged ? `, acknowledged ${saidBy({ ...first.acknowledgement, reason: "" })}`.trimEnd() : "") + (others.length ? `, and ${others.length} more open alert${others.length > 1 ? "s" : ""}` : ""),
     title: first.title,
     body: [
       el(
@@ -69,7 +72,9 @@ function broken(open, run, ranks) {
         where(first, ranks),
         first.stage && answer("First broken link", first.stage.replaceAll("_", " ")),
         tensors && answer("Tensor", ...tensors),
-        answer("Distance", distance(first.evidence)),
+        answer("Distance", size(first.evidence)),
+        // What replicas hold was the same up to here: a checkpoint from before is sound.
+        REPLICAS.test(first.kind) && first.since.after !== null && answer("Last identical", `step ${first.since.after}`),
       ),
       el(
         "div",
@@ -88,11 +93,11 @@ function where(alert, ranks) {
 }
 
 /** How far replicas differ, where the finding is of such: the newest of its sizes. */
-function distance({ sizes, growth }) {
+function size({ sizes, growth }) {
   const relative = sizes?.at?.(-1)?.[2];
   if (!(relative > 0)) return null;
   const going = { growing: ", growing", exponential: ", growing exponentially", shrinking: ", shrinking" };
-  return `${number(relative, 2)} of the parameters' norm${going[growth] ?? ""}`;
+  return `${distance(relative)} of the parameters' norm${going[growth] ?? ""}`;
 }
 
 /** An alert that is over counts where it is of the job's last launch. */
@@ -106,7 +111,7 @@ function silenced(hushed, roots, verdict, run) {
   return {
     tone: "muted",
     sign: "\u00D7",
-    word: "Silenced, not fine",
+    word: "Silenced, not solved",
     title: `${critical}, silenced ${people.join("; ")}`.trimEnd(),
     body: [
       ...hushed.map((a) => el("p", { class: "cause" }, el("b", {}, a.title), a.silence.reason && ` (${a.silence.reason})`)),
@@ -142,7 +147,7 @@ function crashed(run, ranks) {
   return {
     tone: "critical",
     sign: "\u2715",
-    word: "Not fine: the run failed",
+    word: "The run failed",
     title: `${sentence(ranksText(who))} ended with an error${first.last_step < 0 ? " before the first step" : ` at step ${first.last_step}`}`,
     body: [
       el(
@@ -169,7 +174,7 @@ function lost(run, ranks) {
   return {
     tone: "critical",
     sign: "?",
-    word: "Not fine: the run was lost",
+    word: "The run was lost",
     title: `No rank has been heard of since ${clock(run.last_seen_at)}`,
     body: [
       el(
@@ -211,7 +216,7 @@ function fine(roots, verdict, run) {
   return {
     tone: "ok",
     sign: "\u2713",
-    word: run.state === "running" ? "Fine so far" : "Fine",
+    word: `No problems found${run.state === "running" ? " so far" : ""} (${passed} of ${verdict.checks.length} checks)`,
     title: `${passed} check${passed === 1 ? "" : "s"} passed on ${run.world_size} rank${run.world_size === 1 ? "" : "s"} through step ${run.evaluated_step}`,
     body: notes.length ? [el("p", { class: "muted" }, notes.join(" "))] : [],
   };

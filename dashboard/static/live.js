@@ -17,7 +17,7 @@ export class Live {
   #source = null;
   #timer = null;
 
-  /** onEvent(name of the event or null) is called for each event. */
+  /** onEvent(name, data) is called for each event; with null where there may be news of any kind. */
   constructor(url, eventNames, onEvent) {
     this.#url = url;
     this.#onEvent = onEvent;
@@ -65,7 +65,7 @@ export class Live {
       this.#timer = null;
       this.#say("live");
     };
-    for (const name of this.eventNames) this.#source.addEventListener(name, () => this.#onEvent(name));
+    for (const name of this.eventNames) this.#source.addEventListener(name, (event) => this.#onEvent(name, JSON.parse(event.data)));
     this.#source.onerror = () => {
       // The browser tries again by itself unless the answer was an error; meanwhile we poll.
       const gone = this.#source?.readyState === EventSource.CLOSED;

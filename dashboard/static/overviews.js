@@ -13,6 +13,9 @@ const BY_RANK = [
 const BY_LAYER = ["grad_norm", "update_ratio", "weight_norm"];
 const TIMED = ["step_seconds", "compute_seconds"];
 const SIZES = "samples";
+// What the gradient noise scale is made of: of each rank's own gradient, and of the reduced one.
+const OWN = "grad_norm_local";
+const REDUCED = ["grad_norm", "grad_norm_preclip"];
 // Charts without an axis of steps.
 const NOT_STEPS = ["times", "data-ranks", "overlap"];
 const NARROW = 640;
@@ -46,6 +49,7 @@ export class Overviews {
     this.#add("data-steps", "data-steps.json", () => this.#offered.read && steps(), events);
     this.#add("overlap", "overlap.json", () => this.#offered.read && steps(), () => ({}));
     this.#add("batch-sizes", "curves.json", () => this.#offered.read && { metric: SIZES, ...steps() }, events);
+    this.#add("noise", "noise.json", () => this.#offered.noise && steps(), (view) => ({ ...events(view), arrives: (meta) => show($("noise-panel"), !meta.nothing) }));
     $("data-numbers").href = `${root}${runPath(run)}/data`;
     this.observer = new IntersectionObserver((entries) => {
       for (const entry of entries) {
@@ -80,6 +84,7 @@ export class Overviews {
       by: by.length > 0 && ranks > 1,
       layer: layers.length > 0,
       read: names.includes(SIZES),
+      noise: ranks > 1 && names.includes(OWN) && REDUCED.some((name) => names.includes(name)),
       timed: TIMED.some((name) => names.includes(name)),
       shared: names.includes("step_seconds") && ["wait_seconds", "data_seconds"].some((name) => names.includes(name)),
     };
@@ -109,7 +114,9 @@ export class Overviews {
     for (const [id, name] of [["by", "by"], ["layer", "layer"]]) if (this.state.get(name)) $(id).value = this.state.get(name);
     for (const view of this.#views) {
       view.dirty = true;
-      if (view.visible) this.#draw(view);
+      // What is hidden is never in view: whether there is something to show by now, the server says.
+      const hidden = view.node.id === "noise" && $("noise-panel").hidden;
+      if (view.visible || hidden) this.#draw(view);
     }
   }
 
@@ -120,7 +127,7 @@ export class Overviews {
     view.node.dataset.shows = parameters.metric ?? "";
     try {
       await view.plot.draw(`${this.folder}/${view.file}`, { ...parameters, theme: window.rankscopeTheme.current() });
-      if (view.height) {
+      if (view.height && view.plot.drawn) {
         const tall = `${view.height(view.plot.meta)}px`;
         if (view.node.style.height !== tall) {
           view.node.style.height = tall;

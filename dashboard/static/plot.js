@@ -40,7 +40,10 @@ export class Plot {
   #asked = ""; // What was drawn last, but for what was known then.
   #figure = null; // The whole of it.
 
-  /** events: { hover(step), leave(), zoom(from, to), reset(), click(step, point), mark(alert id) } */
+  /**
+   * events: { hover(step), leave(), zoom(from, to), reset(), click(step, point), mark(alert id) }, and
+   * arrives(meta) before a figure is drawn, which makes room for it
+   */
   constructor(node, events = {}) {
     this.node = node;
     this.events = events;
@@ -77,14 +80,16 @@ export class Plot {
   async #put(answer, asked) {
     const text = JSON.stringify(answer);
     if (text === this.#text && asked === this.#asked) return;
-    const figure = answer.layout.meta?.tail ? grown(this.#figure, answer) : answer;
-    this.meta = figure.layout.meta ?? {};
+    this.meta = answer.layout.meta ?? {};
+    const figure = this.meta.tail || this.meta.outlined ? grown(this.#figure, answer) : answer;
+    this.events.arrives?.(this.meta);
+    if (this.meta.nothing) return;
     // What was wrong before this one.
     this.node.querySelector(":scope > .broken")?.remove();
     await (await plotly()).react(this.node, figure.data, figure.layout, CONFIG);
     // Only now: one that could not be drawn has to be tried again.
     [this.#text, this.#asked, this.#figure] = [text, asked, figure];
-    this.node.setAttribute("aria-label", this.meta.summary ?? "");
+    if (this.meta.summary) this.node.setAttribute("aria-label", this.meta.summary);
     if (!this.drawn) this.#listen();
     this.drawn = true;
   }

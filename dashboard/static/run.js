@@ -3,7 +3,7 @@
 import { agentPanel } from "./agent.js";
 import { alertCard, families, fillAlerts } from "./alert_card.js";
 import { AlertCharts } from "./alert_charts.js";
-import { Problem, age, get, root, runPath } from "./api.js";
+import { Problem, age, get, root, runPath, serverNow } from "./api.js";
 import { AXES, Charts } from "./charts.js";
 import { checks } from "./checks.js";
 import { comparison } from "./comparison.js";
@@ -19,17 +19,24 @@ import { QueryState } from "./query.js";
 import { RankTable, isOrder } from "./ranks.js";
 
 const FACTS_MS = 1000;
+// New points alone: what they change is drawn more seldom still.
+const POINTS_MS = 5000;
 const CHARTS_MS = 3000;
+// A chart is drawn anew when it grows by this share of its width, some 10 pixels, or after so long.
+const VISIBLE = 0.02;
+const LATEST_MS = 10_000;
 const MAPS_MS = 5000; // Maps of all steps, of which a column more is hardly seen.
 const TICK_MS = 1000;
 const MAX_CHIPS = 16;
 const PATIENCE = 60;
 const MAX_EVENTS = 20;
+// Newest runs of a project among which a good one is looked for.
+const RECENT = 50;
 
 const run = document.body.dataset.run;
 const path = runPath(run);
 const state = new QueryState({
-  q: "", smoothing: "0", log: "", ranks: "", highlight: "", from: "", to: "", stage: "", step: "", wide: "",
+  q: "", smoothing: "0", log: "", ranks: "", highlight: "", from: "", to: "", stage: "", step: "", wide: "", whole: "",
   axis: "", by: "", rel: "", layer: "", rsort: "", rq: "", rhost: "",
 }, (values) => {
   const isStep = (text) => /^\d{1,15}$/.test(text);
@@ -40,8 +47,11 @@ const state = new QueryState({
   if (!(Number(values.smoothing) >= 0 && Number(values.smoothing) < 1)) values.smoothing = "0";
   for (const name of ["ranks", "highlight"]) if (parseRanks(values[name]) === null) values[name] = "";
 });
+let good = null; // { name, address }: the newest run of the project that passed before this one.
 let facts = null; // { run, verdict, alerts, ranks }
-let drawn = "";
+let drawn = ""; // What the charts have been told of.
+let charted = { step: 0, judged: 0, alerts: "", at: -Infinity }; // What they show.
+let overdue = null; // Timer of what has grown too little to be seen.
 let patience = PATIENCE;
 let arrived = false;
 let featured = null; // The alert that the headline speaks of.
@@ -199,15 +209,43 @@ async function loadFacts() {
     return;
   }
   announce();
-  if (!arrived) arrive();
+  if (!arrived) {
+    arrive();
+    if (facts.verdict.verdict !== "pass") findGood().catch(showError);
+  }
   const now = [facts.run.last_step, facts.run.evaluated_step, facts.alerts.length].join();
   if (now !== drawn) {
     drawn = now;
-    refreshCharts();
+    chartsGrew();
   }
   // The evaluation follows the data, and no event reports a verdict: ask again while it lags.
   patience = facts.verdict.verdict === "pending" ? patience - 1 : PATIENCE;
   if (facts.verdict.verdict === "pending" && patience > 0) setTimeout(refreshLater, FACTS_MS);
+}
+
+/** Draws the charts anew where it can be seen that they have grown, and else a while later. */
+function chartsGrew() {
+  const { last_step: step, evaluated_step: judged } = facts.run;
+  const alerts = facts.alerts.map((alert) => `${alert.id}${alert.state}`).join();
+  const grew = Math.max(step - charted.step, judged - charted.judged) > VISIBLE * step;
+  const left = charted.at + LATEST_MS - Date.now();
+  clearTimeout(overdue);
+  overdue = null;
+  if (grew || left <= 0 || alerts !== charted.alerts || facts.run.state !== "running") {
+    charted = { step, judged, alerts, at: Date.now() };
+    refreshCharts();
+  } else overdue = setTimeout(chartsGrew, left);
+}
+
+/** Of a run that does not pass: what changed since one did is the first question. */
+async function findGood() {
+  const { project, started_at: began } = facts.run;
+  const { items } = await get("/api/v1/runs", { project, order: "newest", limit: RECENT });
+  const found = items.find((one) => one.id !== run && one.verdict === "pass" && Date.parse(one.started_at) < Date.parse(began));
+  if (!found) return;
+  const query = [found.id, run].map((id) => `runs=${encodeURIComponent(id)}`).join("&");
+  good = { name: found.name || found.id, address: `${root}/compare?${query}` };
+  tick();
 }
 
 /** The address may name an alert, whose card was not there when the browser looked for it. */
@@ -219,7 +257,24 @@ addEventListener("hashchange", arrive);
 
 const refreshFacts = throttle(FACTS_MS, loadFacts);
 // New points come all the time, and alerts do not wait for them.
-const refreshLater = throttle(2 * FACTS_MS, loadFacts);
+const refreshLater = throttle(POINTS_MS, loadFacts);
+const reported = new Map(); // id of an alert -> what was reported of it last
+
+/** An event of the run: alerts and states are asked for at once, what only goes on more seldom. */
+function heard(name, data) {
+  if (name === "points" && facts) {
+    facts.run.last_step = Math.max(facts.run.last_step, data.last_step);
+    facts.run.last_seen_at = new Date(serverNow()).toISOString();
+  }
+  let news = name !== "points";
+  if (name === "alert") {
+    // Numbers in its title change with every step.
+    const state = JSON.stringify([data.severity, data.state, data.acknowledged, data.silence]);
+    news = reported.get(data.id) !== state;
+    reported.set(data.id, state);
+  }
+  (news ? refreshFacts : refreshLater)();
+}
 
 function announce() {
   const { run: about, verdict, ranks } = facts;
@@ -274,6 +329,7 @@ function tick() {
       ranks.length < about.world_size && el("span", { class: "stale" }, ` (${about.world_size - ranks.length} missing)`)),
     fact("Last step", stepText(about.last_step)),
     fact("Last heard of", staleness(about) ?? ago(about.last_seen_at)),
+    good && fact("Last good run", el("a", { href: good.address, title: "What differs from it: configuration, curves, alerts, bits" }, `compare with ${good.name}`)),
     fact("Started", el("time", { datetime: about.started_at, title: about.started_at }, ago(about.started_at))),
   );
   // As the charts have it: what follows from an alert and mere information make nobody a suspect.
@@ -386,7 +442,7 @@ state.onChange((changed) => {
   if (!facts) return;
   const touches = (...names) => changed.some((name) => names.includes(name));
   if (touches("q")) charts.arrange();
-  if (touches("smoothing", "log", "ranks", "highlight", "from", "to", "wide", "axis")) charts.refresh();
+  if (touches("smoothing", "log", "ranks", "highlight", "from", "to", "wide", "whole", "axis")) charts.refresh();
   if (touches("by", "rel", "layer", "from", "to")) overviews.refresh();
   if (touches("rsort", "rq", "rhost")) rankTable.draw();
   if (touches("stage", "step", "from", "to")) drawDivergence();
@@ -406,6 +462,6 @@ contents($("contents"), () => {
   overviews.refresh();
   if (facts) drawDivergence();
 });
-const live = new Live(`${root}${path}/stream`, ["points", "alert", "state"], (name) => (name === "points" ? refreshLater : refreshFacts)());
+const live = new Live(`${root}${path}/stream`, ["points", "alert", "state"], heard);
 setInterval(() => !document.hidden && tick(), TICK_MS);
 loadFacts();

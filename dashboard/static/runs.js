@@ -9,20 +9,27 @@ import { Sparklines } from "./sparkline.js";
 
 const REFRESH_MS = 3000;
 const PAGE = 50;
+// How many runs there are in all is asked for more seldom.
+const TOTALS_MS = 30_000;
 // What the heading of a column sorts by first: the largest, or, of these, the first of the alphabet.
 const TEXTS = ["run", "project", "state"];
-const COLUMNS = [...TEXTS, "alerts", "ranks", "last_step", "heard", "started", "duration"];
+const COLUMNS = [...TEXTS, "verdict", "alerts", "ranks", "last_step", "heard", "started", "duration", "loss"];
 const state = new QueryState({ q: "", project: "", state: "", order: "", sort: "" }, (values) => {
   if (values.order !== "newest") values.order = "";
   if (!COLUMNS.includes(values.sort.replace(/^-/, ""))) values.sort = "";
 });
 const sparklines = new Sparklines();
 let wanted = PAGE;
+let totalsAt = 0;
 let projects = "";
 
 async function load() {
   if (document.hidden) return;
   try {
+    if (Date.now() - totalsAt > TOTALS_MS) {
+      totalsAt = Date.now();
+      await loadTotals();
+    }
     const items = [];
     let cursor = null;
     do {
@@ -45,10 +52,31 @@ function announce(runs, more) {
   show($("listing"), runs.length > 0);
   show($("empty"), runs.length === 0 && !filtered);
   show($("nothing"), runs.length === 0 && filtered);
-  $("count").textContent = runs.length ? `${runs.length}${more ? "+" : ""} run${runs.length === 1 ? "" : "s"}` : "";
+  $("count").textContent = runs.length ? counted(runs.length, more) : "";
   fillRows(runs);
   show($("more"), more);
   offerProjects(runs);
+}
+
+let totals = new Map(); // project -> number of its runs
+
+/** How many there are, where that is known: of all, and of a project. */
+function counted(shown, more) {
+  const total = state.get("project") ? totals.get(state.get("project")) : [...totals.values()].reduce((a, b) => a + b, 0);
+  const known = total && !state.get("q") && !state.get("state");
+  if (more && known) return `${count(shown)} of ${count(Math.max(total, shown))} runs`;
+  return `${count(shown)}${more ? "+" : ""} run${shown === 1 ? "" : "s"}`;
+}
+
+async function loadTotals() {
+  const found = new Map();
+  let cursor = null;
+  do {
+    const page = await get("/api/v1/projects", { limit: 500, cursor });
+    for (const project of page.items) found.set(project.name, project.runs);
+    cursor = page.next_cursor;
+  } while (cursor);
+  totals = found;
 }
 
 function openAlerts(run) {
@@ -57,7 +85,7 @@ function openAlerts(run) {
   if (!worst) return badge(`${run.open_alerts} silenced`, "muted", "\u00D7");
   return [
     badge(`${run.open_alerts} open`, worst.severity, severitySign(worst.severity)),
-    el("div", { class: "worst" }, el("a", { href: `${runPage(run.id)}#alert-${worst.id}` }, worst.title)),
+    el("a", { class: "worst", href: `${runPage(run.id)}#alert-${worst.id}`, title: worst.title }, worst.title),
   ];
 }
 
@@ -86,10 +114,10 @@ function row(run) {
   return el(
     "tr",
     {},
-    el("td", { class: "pick" }, el("input", { type: "checkbox", "aria-label": `Compare ${run.id}`, checked: picked.includes(run.id), onchange: () => pick(run.id) }), " ", el("a", { class: "run", href: runPage(run.id) }, run.name || run.id), el("div", { class: "muted" }, run.project)),
+    el("td", { class: "pick" }, el("input", { type: "checkbox", "aria-label": `Compare ${run.id}`, checked: picked.includes(run.id), onchange: () => pick(run.id) }), " ", el("a", { class: "run", href: runPage(run.id) }, run.name || run.id), " ", el("span", { class: "muted" }, run.project)),
     el("td", { "data-label": "Verdict" }, verdict(run)),
     el("td", { "data-label": "State" }, stateBadge(run.state)),
-    el("td", { "data-label": "Open alerts" }, openAlerts(run)),
+    el("td", { "data-label": "Open alerts", class: "alerts" }, openAlerts(run)),
     el("td", { "data-label": "Ranks", class: "number" }, count(run.world_size)),
     el("td", { "data-label": "Last step", class: "number" }, stepText(run.last_step)),
     el("td", { "data-label": "Heard of", class: "nowrap" }, staleness(run) ?? `${duration(age(run.last_seen_at))} ago`),
@@ -115,7 +143,7 @@ function fillRows(runs) {
 }
 
 function offerProjects(runs) {
-  const names = [...new Set([...(projects ? projects.split("\n") : []), ...runs.map((r) => r.project), state.get("project")])]
+  const names = [...new Set([...(projects ? projects.split("\n") : []), ...totals.keys(), ...runs.map((r) => r.project), state.get("project")])]
     .filter(Boolean).sort();
   if (names.join("\n") !== projects) {
     projects = names.join("\n");

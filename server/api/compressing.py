@@ -9,8 +9,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 # Bytes; below, an answer fits into two packets.
 _WORTH_COMPRESSING = 2_048
-# The fastest way: JSON shrinks to a quarter by it.
-_LEVEL = 1
+# Bodies of an open page are some KB: zlib's own middle way takes 0.2 ms of 10 KB, and they are a
+# fifth smaller than by the fastest.
+_LEVEL = 6
 
 
 class CompressedJson:

@@ -57,7 +57,11 @@ def known_run(connection: Connection, run: str) -> Any:
     """The row of a run, or a problem that says where to look."""
     row = runs.find_run(connection, run)
     if row is None:
-        raise Problem(404, f"there is no run {run!r}; GET /api/v1/runs lists the runs there are")
+        alike = " or ".join(repr(one) for one in runs.similar(connection, run))
+        meant = f"did you mean {alike}? " if alike else ""
+        raise Problem(
+            404, f"there is no run {run!r}; {meant}GET /api/v1/runs lists the runs there are"
+        )
     return row
 
 

@@ -9,11 +9,12 @@ from typing import Annotated, Any, Literal, cast
 from fastapi import APIRouter, Query
 
 from rankscope.server import clock, detectors
-from rankscope.server.alerts.verdict import Verdict, counted, judge, least_sampled, not_seen
+from rankscope.server.alerts.verdict import Verdict, least_sampled, not_seen
 from rankscope.server.api import models
 from rankscope.server.api.deps import Database, RunId, known_run
 from rankscope.server.api.problems import Problem
 from rankscope.server.detectors.settings import ENABLED, Effective
+from rankscope.server.evaluation.standing import verdict_of
 from rankscope.server.storage.database.engine import reading
 from rankscope.server.storage.ingest import agents
 from rankscope.server.storage.judgement import detector_settings
@@ -59,14 +60,16 @@ def get_verdict(
         "ignored": frozenset(ignore or ()),
     }
     found = every[row.key]
-    verdict = _judge(row.state, row, found, **options)
-    others = {one.id: _judge(one.state, one, every[one.key], **options) for one in beside}
+    verdict = verdict_of(row.state, row, found, **options)
+    others = {one.id: verdict_of(one.state, one, every[one.key], **options) for one in beside}
     names = [_name(verdict, row), *(_name(others[one.id], one) for one in beside)]
     unevaluated = [reason for one in (row, *beside) for reason in _unevaluated(one)]
     sampled = least_sampled([plan.sampled for plan in plans.values()])
     farthest = max((plan.intervals.get("full", 1) for plan in plans.values()), default=1)
     so_far = [
-        _judge("finished" if one.state == "running" else one.state, one, every[one.key], **options)
+        verdict_of(
+            "finished" if one.state == "running" else one.state, one, every[one.key], **options
+        )
         for one in (row, *beside)
     ]
     return models.Verdict(
@@ -125,23 +128,7 @@ def _settings(row: Any, judged_by: Effective | None) -> models.VerdictSettings:
 
 def summary(row: Any, found: Findings) -> models.VerdictName:
     """The verdict alone, for lists."""
-    return _name(_judge(row.state, row, found), row)
-
-
-def _judge(state: str, row: Any, found: Findings, **options: Any) -> Verdict:
-    return judge(
-        state,
-        row.world_size,
-        counted(
-            found.alerts,
-            first=row.first_start,
-            last=row.start,
-            resumed_step=row.resumed_step,
-        ),
-        found.checks,
-        silenced=found.silenced,
-        **options,
-    )
+    return _name(verdict_of(row.state, row, found), row)
 
 
 def _unevaluated(row: Any) -> list[str]:

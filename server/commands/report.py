@@ -89,7 +89,7 @@ class _Figures:
         wanted = [name for name in _CURVES if name in self._metrics]
         evaluations = sorted(name for name in names if name.startswith("eval/"))
         shown = (wanted + evaluations)[:_MOST_CURVES]
-        bits = self._divergence("Do the ranks hold the same bits?", {})
+        bits = self._divergence("Are the replicas identical?", {})
         charts = [chart for name in shown if (chart := self._curves(name, name)) is not None]
         missing = len(names) - len(charts)
         left_out = [f"{missing} further series of the run: on its page, not shown here."]

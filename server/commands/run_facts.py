@@ -11,6 +11,7 @@ from rankscope.server.detectors.wording import count
 
 _GRAVITY = {"critical": 0, "warning": 1, "info": 2}
 _MOST_ERRORS = 3
+_PROBLEMS = {"critical": "Critical problem", "warning": "Warning"}
 _ENDS = {
     "failed": "the run failed: at least one rank ended with an error or was lost",
     "lost": "the run was lost: no rank is heard of any more, and none had said that it was done",
@@ -93,7 +94,10 @@ def headline(facts: RunFacts) -> Headline:
             f", acknowledged {said_by(first['acknowledgement'])}" if first["acknowledged"] else ""
         )
         others = f", and {count(more, 'more open alert')}" if more else ""
-        word = f"Not fine: {first['severity']}{known.rstrip()}{others}"
+        problem = (
+            "The run failed" if first["kind"] == "rank.failed" else _PROBLEMS[first["severity"]]
+        )
+        word = f"{problem}{known.rstrip()}{others}"
         return Headline(first["severity"], word, first["title"])
     hushed = [
         a for a in roots if a["silenced"] and a["severity"] == "critical" and counts(a, verdict)
@@ -107,7 +111,8 @@ def headline(facts: RunFacts) -> Headline:
     if verdict["verdict"] == "fail":
         if run["state"] in _ENDS:
             title = _sentence(_ENDS[run["state"]])
-            return Headline("critical", "Not fine", title, tuple(_errors(run)))
+            word = f"The run {'failed' if run['state'] == 'failed' else 'was lost'}"
+            return Headline("critical", word, title, tuple(_errors(run)))
         title = roots[0]["title"] if roots else "The verdict is: fail"
         return Headline("warning", "Nothing open, but the run does not pass", title, reasons)
     word = "Too early to tell" if running else "Cannot tell"
@@ -143,7 +148,7 @@ def _silenced(hushed: Sequence[dict[str, Any]], verdict: dict[str, Any]) -> Head
     reasons = [f" ({a['silence']['reason']})" if a["silence"]["reason"] else "" for a in hushed]
     details = [f"{a['title']}{why}" for a, why in zip(hushed, reasons, strict=True)]
     details.append(f"Silenced alerts do not count for the verdict: {verdict['verdict']}.")
-    return Headline("muted", "Silenced, not fine", title, tuple(details))
+    return Headline("muted", "Silenced, not solved", title, tuple(details))
 
 
 def _fine(facts: RunFacts, running: bool) -> Headline:
@@ -159,7 +164,8 @@ def _fine(facts: RunFacts, running: bool) -> Headline:
         f"{count(passed, 'check')} passed on {count(run['world_size'], 'rank')} through step "
         f"{run['evaluated_step']}"
     )
-    return Headline("ok", "Fine so far" if running else "Fine", title, tuple(notes))
+    word = f"No problems found{' so far' if running else ''} ({passed} of {len(checks)} checks)"
+    return Headline("ok", word, title, tuple(notes))
 
 
 def _errors(run: dict[str, Any]) -> Iterator[str]:

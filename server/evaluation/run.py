@@ -26,6 +26,7 @@ from rankscope.server.storage.judgement import (
     evaluation,
     leases,
     snapshots,
+    standing,
 )
 from rankscope.server.storage.judgement.evaluation import RunRow
 from rankscope.server.storage.judgement.leases import Lease
@@ -320,7 +321,7 @@ class RunEvaluation:
         changed = data.arrival > memory.arrival or judged or self._stale
         memory.arrival = data.arrival
         if changed or changes.alerts or changes.checks or changes.state:
-            self._write(data, changes)
+            self._write(row, data, changes, now)
 
     def _judge(
         self, data: NewData, reported: dict[int, int], now: float, changes: _Changes
@@ -367,7 +368,7 @@ class RunEvaluation:
         if not data.more:
             self._stored = {}
 
-    def _write(self, data: NewData, changes: _Changes) -> None:
+    def _write(self, row: RunRow, data: NewData, changes: _Changes, now: float) -> None:
         """In one transaction; users are notified after it."""
         memory = self._memory
         unclear = dense_sampling.unclear(changes.alerts.values(), memory.sampled_densely)
@@ -408,6 +409,10 @@ class RunEvaluation:
                 evaluation.set_state(
                     connection, run=self._key, state=changes.state, arrival=data.arrival
                 )
+            if changes.alerts or changes.state or row.state != "running":
+                standing.ask(connection, run=self._key)
+            else:
+                standing.ask_later(connection, run=self._key, now=now)
             if kept is not None:
                 self._keep(connection, kept)
         self._fresh_settings, self._past, self._stale = None, (), False

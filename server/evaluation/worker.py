@@ -16,6 +16,7 @@ from rankscope.server.evaluation.budget import Budget, Overdue
 from rankscope.server.evaluation.detector_settings import Given
 from rankscope.server.evaluation.leases import Leases
 from rankscope.server.evaluation.run import Renumbered, RunEvaluation
+from rankscope.server.evaluation.standing import keep_due
 from rankscope.server.health import Failures, Health, Kept
 from rankscope.server.storage.database import partitions
 from rankscope.server.storage.database.engine import reading
@@ -190,6 +191,7 @@ class Worker:
                 if lease is not None and self._failures.due(row.key):
                     more |= self._attend(row, lease, now, slice_s)
         self._forget({row.key for row in rows})
+        more |= keep_due(self._engine, now)
         self._swept_at = self._now()
         return more
 

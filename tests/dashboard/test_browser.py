@@ -100,7 +100,15 @@ def test_the_headline_answers_what_since_when_who_and_where(open_page, server):
     page = open_page("/runs/broken")
     page.wait_for_selector("#headline.is-critical")
     text = page.inner_text("#headline")
-    for said in ("Not fine", "step 137", "rank 2", "What to do", alert["title"], alert["remedy"]):
+    for said in (
+        "Critical problem",
+        "Last identical",
+        "step 137",
+        "rank 2",
+        "What to do",
+        alert["title"],
+        alert["remedy"].replace("`", ""),
+    ):
         assert said in text
     assert alert["tensors"][0] in text
     assert alert["stage"].replace("_", " ") in text

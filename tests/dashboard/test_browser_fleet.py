@@ -84,6 +84,55 @@ def test_the_list_has_running_runs_first_and_draws_their_losses(browser, server)
         watched.assert_clean()
 
 
+def test_a_broken_run_leads_to_what_changed_since_the_last_good_one(browser, server):
+    # The newest one that passed before this one, of its project.
+    for name, ago in (("oldest", 9000.0), ("before", 6000.0)):
+        good = SyntheticRun(run=name, ranks=2, steps=200, seconds_ago=ago)
+        post(server, good, size=200)
+        wait_until_evaluated(server, good)
+    with watched_page(browser, server) as watched:
+        page = watched.page
+        page.goto("/runs/monday")
+        page.get_by_role("link", name="compare with before").click()
+        page.wait_for_url("**/compare?runs=before&runs=monday")
+        page.locator("#configuration").wait_for(state="attached")
+        # One that passes asks no such question.
+        page.goto("/runs/before")
+        page.wait_for_selector("#headline.is-ok")
+        assert "Last good run" not in page.inner_text("#facts")
+
+
+def test_a_run_takes_one_line_and_all_are_counted(browser, server):
+    many = [SyntheticRun(run=f"trial-{n:02}", ranks=1, steps=3) for n in range(55)]
+    for run in many:
+        post(server, run)
+    with watched_page(browser, server) as watched:
+        page = watched.page
+        page.goto("/?order=newest")
+        page.wait_for_function("() => document.querySelectorAll('#runs tr').length === 50")
+        lines = page.evaluate(
+            """() => [...document.querySelectorAll('#runs tr')]
+              .map((row) => row.getBoundingClientRect().bottom)"""
+        )
+        assert sum(bottom <= 900 for bottom in lines) >= 25
+        # A critical alert does not make it two: those with one are in the order of alerts first.
+        total = sum(p["runs"] for p in httpx.get(f"{server}/api/v1/projects").json()["items"])
+        assert total >= len(many) + len(RUNS) + 1
+        assert page.inner_text("#count") == f"50 of {total} runs"
+        page.goto("/?sort=-alerts")
+        page.wait_for_selector("#runs a.worst")
+        heights = page.evaluate(
+            """() => [...document.querySelectorAll('#runs tr')]
+              .map((row) => row.getBoundingClientRect().height)"""
+        )
+        assert max(heights) < 1.3 * min(heights), heights
+        assert page.evaluate("document.documentElement.scrollWidth") == 1400
+        assert page.locator("#runs a.worst").first.bounding_box()["width"] > 200
+        page.fill("#filter", "trial-0")
+        page.wait_for_function("() => document.querySelector('#count').textContent === '10 runs'")
+        watched.assert_clean()
+
+
 def test_a_page_of_runs_goes_on_where_the_one_before_ended(server):
     address, names, cursor = f"{server}/api/v1/runs", [], None
     while True:
@@ -94,4 +143,6 @@ def test_a_page_of_runs_goes_on_where_the_one_before_ended(server):
         if cursor is None:
             break
     assert names[0] == "living"
-    assert sorted(names) == ["healthy", "living", "monday", "tuesday"]
+    named = [name for name in names if not name.startswith("trial-")]
+    posted = {"healthy", "living", "monday", "tuesday"}
+    assert sorted(named) == sorted(posted | ({"before", "oldest"} & set(named)))

@@ -34,6 +34,9 @@ class Arrays:
     def ranks(self, run):
         return [0, 1, 2, 3] if run == RUN else None
 
+    def similar(self, run):
+        return [RUN] if run.startswith(RUN) else []
+
     def curves(self, run, metric, wanted):
         self.wanted = wanted
         steps = np.arange(30)
@@ -168,6 +171,14 @@ def test_an_unknown_run_is_explained_to_a_browser(client):
     assert answer.headers["content-type"].startswith("text/html")
     assert "RANKSCOPE_SERVER" in answer.text
     assert "default-src 'self'" in answer.headers["content-security-policy"]
+
+
+def test_a_mistyped_run_is_suggested(client):
+    answer = client.get(f"/runs/{RUN}x", headers={"accept": "text/html"})
+    assert answer.status_code == 404
+    assert f"Did you mean &#39;{RUN}&#39;?" in answer.text
+    answer = client.get("/runs/zzzzzzzzzzzz", headers={"accept": "text/html"})
+    assert "Did you mean" not in answer.text
 
 
 def test_an_unknown_address_is_a_page_for_browsers_only(client):

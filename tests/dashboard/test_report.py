@@ -77,7 +77,7 @@ def test_it_opens_from_the_disk_and_asks_for_nothing(written, browser):
     assert complaints == []
     [alert] = [a for a in alerts if a["kind"].startswith("desync")]
     text = page.inner_text("#headline")
-    assert "Not fine: critical" in text
+    assert "Critical problem" in text
     assert alert["title"] in text
     card = page.locator(f"#alert-{alert['id']}")
     for said in (alert["remedy"], alert["tensors"][0], "rank 17", "Evidence"):
@@ -125,7 +125,7 @@ def test_a_figure_cannot_end_its_script():
         Report(
             run=run,
             verdict={"verdict": "pass", "reasons": [], "checks": [], "not_seen": None},
-            headline=Headline("ok", "Fine", "<i>title"),
+            headline=Headline("ok", "No problems found", "<i>title"),
             alerts=[],
             charts=[Chart("<u>chart", hostile)],
             configuration=[("key", "<s>value")],

@@ -138,7 +138,7 @@ def test_from_the_list_of_runs_to_the_cause(answer, alert):
     assert len(answer("page")["runs"]) == 1
     assert answer("page")["next_cursor"] is not None
     broken = answer("broken")
-    assert broken["headline"] == f"Not fine: critical: {alert['title']}"
+    assert broken["headline"] == f"Critical problem: {alert['title']}"
     assert broken["verdict"] == "fail"
     assert runs["broken"]["worst_alert"] == alert["title"]
     first = broken["alerts"][0]

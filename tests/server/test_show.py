@@ -51,7 +51,7 @@ def test_a_run_is_shown_with_its_headline_ranks_and_alerts(service):
     assert done.returncode == 0, done.stderr
     [alert] = [a for a in service.alerts("broken") if a["kind"].startswith("desync")]
     flat = " ".join(done.stdout.split())
-    assert flat.startswith(f"Not fine: critical {alert['title']}")
+    assert flat.startswith(f"Critical problem {alert['title']}")
     assert "rank 17" in flat
     # The suspect comes first, though there are more ranks than are listed.
     first, second = [line for line in done.stdout.splitlines() if "finished" in line][1:3]
@@ -113,7 +113,7 @@ def test_a_silenced_critical_alert_is_not_fine(service):
     flat = " ".join(rankscope(service, "show", "broken").stdout.split())
     for silence in held:
         httpx.delete(f"{service.url}/api/v1/silences/{silence}").raise_for_status()
-    assert flat.startswith("Silenced, not fine 1 critical problem, silenced by Ada until 2")
+    assert flat.startswith("Silenced, not solved 1 critical problem, silenced by Ada until 2")
     assert "(known)" in flat
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.noise_scale import ABOVE, KEEP, SAME, estimates, of_a_mean
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Times
 from rankscope.server.detectors.statistics import Progress, mean_over_ranks, rank_rows
 from rankscope.server.detectors.wording import count, number, percent, sentences
@@ -18,12 +19,6 @@ from rankscope.server.window import Check, Window
 
 # Steps from one sample to the next.
 _STRIDE = 10
-# A squared norm of the mean of R gradients lies between 1/R and 1 times the mean of their own.
-_BELOW = 0.5
-_ABOVE = 0.999
-# By what share the norms of one reduced gradient may differ between ranks: it is the same bits on
-# all of them, and only the order in which a device sums their squares is its own.
-_SAME = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +47,7 @@ class NoisePolicy(Policy):
     unlearned: Share = 0.5
     min_gain: Share = 0.05
     learned: Share = 0.6
-    keep: Share = 0.98
+    keep: Share = KEEP
     recent: Observations = 50
 
 
@@ -188,9 +183,7 @@ class BatchNoise(Detector[NoiseState]):
         state.batch, state.ranks = part * ranks, ranks
         state.seen += 1
         keep = self.policy.keep
-        # For R ranks B = R b, and the factors are of R alone.
-        signal = (ranks * big - small) / (ranks - 1)
-        noise = part * (small - big) / (1.0 - 1.0 / ranks)
+        signal, noise = estimates(small, big, ranks=ranks, part=part)
         for name, value in (("signal", signal), ("noise", noise), ("big", big), ("small", small)):
             setattr(state, name, keep * getattr(state, name) + (1 - keep) * value)
         state.weight = keep * state.weight + (1 - keep)
@@ -260,24 +253,21 @@ def _of_one_gradient(window: Window) -> frozenset[int]:
             continue
         high, low = np.fmax.reduce(rows, axis=1), np.fmin.reduce(rows, axis=1)
         with np.errstate(invalid="ignore"):  # infinite ones are of no use for a noise scale
-            alike = high - low <= _SAME * high
+            alike = high - low <= SAME * high
         same |= dict(zip(steps.tolist(), alike.tolist(), strict=True))
     return frozenset(step for step, is_same in same.items() if is_same)
 
 
 def _sound(state: NoiseState) -> bool:
     """Whether the norms can be those of a mean and of what went into it."""
-    if not state.small > 0:
-        return False
-    share = state.big / state.small
-    return _BELOW / state.ranks < share < _ABOVE
+    return state.small > 0 and bool(of_a_mean(state.big / state.small, state.ranks))
 
 
 def _unsound(state: NoiseState) -> str:
     if not state.small > 0:
         return "All gradients are 0."
     share = state.big / state.small
-    if _ABOVE <= share < 1.1:
+    if ABOVE <= share < 1.1:
         return "The ranks' gradients are all the same: nothing in them is noise."
     return (
         f"The reduced gradient's squared norm is {number(share)} times that of the ranks' own, "

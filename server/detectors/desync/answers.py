@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rankscope.server.detectors.desync.coverage import Coverage
 from rankscope.server.detectors.desync.explain import finding_of
 from rankscope.server.detectors.desync.resumed import resumed_finding
 from rankscope.server.detectors.desync.settings import STAGE as SETTINGS_STAGE
@@ -56,6 +57,11 @@ def _check(state: DesyncState, policy: DesyncPolicy, kind: str) -> Check:
                 "(sharded, or stages of a pipeline): there is nothing to compare."
             )
         return Check.missing(f"No two ranks post {SUBJECTS[kind]}.")
+    # Of several links that of which most was compared.
+    most = max(stages, key=lambda stage: state.checked.get(stage, 0))
+    coverage = state.coverage.get(most, Coverage())
+    if (lacking := coverage.too_few(checked, policy.grace)) is not None:
+        return lacking
     who = count(state.ranks, "rank")
     if state.workers is not None and kind == "desync.parameters":
         oldest = max(state.workers.lags.values())
@@ -64,7 +70,7 @@ def _check(state: DesyncState, policy: DesyncPolicy, kind: str) -> Check:
         )
     if state.period and (kind == "desync.parameters" or _differing(state, stages)):
         return Check.ok(f"{who} are made equal {every(state.period)}, when they are synchronised.")
-    alone = _alone(state)
+    alone = coverage.said() + _alone(state)
     differed = max(state.differed.get(stage, 0) for stage in stages)
     how = "bit for bit" if kind == "desync.parameters" else "with each other"
     if not differed:

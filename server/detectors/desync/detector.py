@@ -10,6 +10,7 @@ from typing import ClassVar
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.desync.answers import SUBJECTS, checks_of
 from rankscope.server.detectors.desync.averaging_rounds import MARK, AveragingRound, interval_of
+from rankscope.server.detectors.desync.coverage import Coverage
 from rankscope.server.detectors.desync.explain import finding_of
 from rankscope.server.detectors.desync.frozen import standing, take_frozen
 from rankscope.server.detectors.desync.incident import Divergence
@@ -147,6 +148,7 @@ class Desync(Detector[DesyncState]):
             for comparison in comparisons:
                 stage = comparison.stage
                 state.checked[stage] = state.checked.get(stage, 0) + 1
+                state.coverage.setdefault(stage, Coverage()).take(comparison)
                 state.ranks = max(state.ranks, len(comparison.ranks))
                 if state.unpaired:
                     state.partly |= frozenset(state.unpaired).intersection(

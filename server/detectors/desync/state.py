@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rankscope.server.detectors.desync.averaging_rounds import AveragingRounds
 from rankscope.server.detectors.desync.beside import Beside
+from rankscope.server.detectors.desync.coverage import Coverage
 from rankscope.server.detectors.desync.exchange import Exchange
 from rankscope.server.detectors.desync.incident import Divergence
 from rankscope.server.detectors.desync.left_out import LeftOut
@@ -89,6 +90,7 @@ class DesyncState:
     Attributes:
         checked: stage -> comparisons so far.
         differed: stage -> those that found a difference.
+        coverage: stage -> how many of the ranks they were of.
         last_equal: stage -> last step at which the ranks agreed.
         ranks: most ranks that were compared with each other.
         gradients_since, gradients_until: first and last of the newest consecutive steps at which
@@ -122,6 +124,7 @@ class DesyncState:
     last_step: int = -1
     checked: dict[str, int] = field(default_factory=dict)
     differed: dict[str, int] = field(default_factory=dict)
+    coverage: dict[str, Coverage] = field(default_factory=dict)
     last_equal: dict[str, int] = field(default_factory=dict)
     ranks: int = 0
     gradients_since: int = -1

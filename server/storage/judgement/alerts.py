@@ -25,6 +25,7 @@ from rankscope.server.storage import schema
 from rankscope.server.storage.access.visibility import of_visible
 from rankscope.server.storage.database import dialect
 from rankscope.server.storage.database.plain import plain
+from rankscope.server.storage.judgement import standing
 from rankscope.server.window import Alert, Check, Status
 
 
@@ -306,6 +307,7 @@ def add_silence(connection: Connection, *, run: int, silence: Silence) -> None:
             comment=silence.reason,
         )
     )
+    standing.ask(connection, run=run)
 
 
 def new_silence_id() -> str:
@@ -341,8 +343,11 @@ def delete_silence(connection: Connection, silence_id: str) -> bool:
         .join(r, r.c.key == s.c.run)
         .where(s.c.id == silence_id, of_visible(r.c.project))
     )
+    if run is None:
+        return False
     connection.execute(delete(s).where(s.c.run == run, s.c.id == silence_id))
-    return run is not None
+    standing.ask(connection, run=run)
+    return True
 
 
 def _holds(until: ColumnElement[float | None], now: float) -> ColumnElement[bool]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, case, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select, tuple_
 
 from rankscope.agent.wire import SEVERITIES
 from rankscope.server.storage import schema
@@ -14,7 +16,17 @@ from rankscope.server.storage.ingest.run_names import run_key
 
 # What runs can be sorted by.
 RunColumn = Literal[
-    "run", "project", "state", "alerts", "ranks", "last_step", "heard", "started", "duration"
+    "run",
+    "project",
+    "verdict",
+    "state",
+    "alerts",
+    "ranks",
+    "last_step",
+    "heard",
+    "started",
+    "duration",
+    "loss",
 ]
 # Those of which the place of a run is a text.
 TEXT_COLUMNS: frozenset[RunColumn] = frozenset(("run", "project", "state"))
@@ -40,13 +52,14 @@ def list_runs(
         attention: running ones first, then those that failed or were lost, each newest first.
         search: text that id or project contains.
         column: what they are sorted by instead; of `alerts`, those with the gravest open ones
-            first, of equally grave ones those with most.
+            first, of equally grave ones those with most; of `verdict`, those that fail; of `loss`,
+            those whose is not finite, and those without one always last.
         descending: the largest first; of `column` alone.
     """
     r = schema.run
     place: ColumnElement[Any] = r.c.started_at
     if column is not None:
-        place = _place(column)
+        place = _place(column, descending)
     elif attention:
         place = r.c.started_at + _AHEAD * _urgency()
     falls = descending or column is None
@@ -79,11 +92,17 @@ def list_runs(
 _AHEAD = 1e12
 
 
+# Newest runs that a mistyped id is compared with, some 10 ms of it, and ids that are suggested.
+_REMEMBERED, _SIMILAR = 2_000, 3
+
+# Beyond all losses: that of a run without any.
+_NO_LOSS = sys.float_info.max
+
 # Open alerts of one run that count in its place among equally grave ones: more than it can have.
 _MORE_THAN_ALERTS = 1_000_000
 
 
-def _place(column: RunColumn) -> ColumnElement[Any]:
+def _place(column: RunColumn, descending: bool) -> ColumnElement[Any]:
     r, a = schema.run.c, schema.alert.c
     if column == "alerts":
         gravity = case({name: n for n, name in enumerate(reversed(SEVERITIES))}, value=a.severity)
@@ -91,6 +110,12 @@ def _place(column: RunColumn) -> ColumnElement[Any]:
         place = func.coalesce(func.max(gravity) * _MORE_THAN_ALERTS + roots, 0)
         of_run = select(place).where(a.run == r.key, a.state == "open")
         return of_run.scalar_subquery().correlate(schema.run)
+    if column == "verdict":
+        # One that passes says so when all that has come has been judged, as `api.verdict` has it.
+        passes = and_(r.verdict == "pass", r.evaluated >= r.arrivals)
+        return case((r.verdict == "fail", 2), (passes, 0), else_=1)
+    if column == "loss":
+        return func.coalesce(r.loss, -_NO_LOSS if descending else _NO_LOSS)
     if column == "duration":
         return r.last_seen_at - r.started_at
     names = {"run": "id", "ranks": "world_size", "heard": "last_seen_at", "started": "started_at"}
@@ -130,6 +155,16 @@ def find_run(connection: Connection, run_id: str) -> Any | None:
     key = run_key(connection, run_id)
     row = connection.execute(select(schema.run).where(schema.run.c.key == key)).first()
     return row if row is not None and visible(row.project) else None
+
+
+def similar(connection: Connection, run_id: str) -> list[str]:
+    """Ids of runs that somebody may have meant, the likeliest first: of the newest ones."""
+    r = schema.run
+    newest = select(r.c.id).where(of_visible(r.c.project)).order_by(r.c.started_at.desc())
+    known = list(connection.scalars(newest.limit(_REMEMBERED)))
+    begun = [one for one in known if run_id and one.startswith(run_id)]
+    alike = difflib.get_close_matches(run_id, known, n=_SIMILAR)
+    return list(dict.fromkeys(alike + begun))[:_SIMILAR]
 
 
 def list_beside(connection: Connection, row: Any) -> list[Any]:

@@ -79,6 +79,7 @@ def read_series(
     to_step: int | None = None,
     max_points: int = 2000,
     kind: str = "scalar",
+    steady: bool = False,
 ) -> list[RankSeries]:
     """A metric of each rank that has it, over a range of steps (both ends included).
 
@@ -86,7 +87,8 @@ def read_series(
 
     Where a step was done twice, by an attempt and by a later one, the later one stands. Where the
     points of a rank do not fit into `max_points`, they fall into at most that many buckets of equal
-    width, which begin at multiples of it: those at the ends of the range are whole ones.
+    width, which begin at multiples of it: those at the ends of the range are whole ones. `steady`
+    is as of `zoom.choose`.
     """
     m = schema.metric.c
     number = connection.scalar(select(m.id).where(m.run == run, m.kind == kind, m.name == metric))
@@ -112,7 +114,7 @@ def read_series(
     read = partial(read_each, connection, run=run, places=places, watermark=watermark)
     if last - first < max_points:
         return [_of_points(*one) for one in read(ranks=there, first=first, last=last)]
-    zoom = choose(first, last, ranks=len(there), max_points=max_points)
+    zoom = choose(first, last, ranks=len(there), max_points=max_points, steady=steady)
     parts = read_buckets(
         connection,
         run=run,

@@ -42,11 +42,19 @@ class Zoom:
     level: int | None
 
 
-def choose(first: int, last: int, *, ranks: int, max_points: int) -> Zoom:
-    """The finest zoom that has at most `max_points` buckets and is cheap to read."""
+def choose(first: int, last: int, *, ranks: int, max_points: int, steady: bool = False) -> Zoom:
+    """The finest zoom that has at most `max_points` buckets and is cheap to read.
+
+    Args:
+        steady: of widths that are powers of two: those of a run that goes on stay what they are
+            until it is twice as long, and who follows it is sent the new ones alone.
+    """
     least = -(-(last - first + 1) // max_points)
+    if steady:
+        least = 1 << (least - 1).bit_length()
     for zoom in _zooms(least, max(ranks, 1) * (last - first + 1)):
-        if last // zoom.width - first // zoom.width < max_points:
+        fits = last // zoom.width - first // zoom.width < max_points
+        if fits and not (steady and zoom.width & (zoom.width - 1)):
             return zoom
     raise AssertionError("widths are without end")
 

@@ -44,6 +44,13 @@ run = Table(
     # no room for it.
     Column("late", BigInteger, nullable=False, server_default="0"),
     Column("given_up", BigInteger, nullable=False, server_default="0"),
+    # By what lists are sorted, as it was when it was judged last: the verdict, and the median of
+    # the ranks' newest losses, the largest number there is for one that is not finite; NULL for
+    # none.
+    Column("verdict", String(16), nullable=True),
+    Column("loss", Float, nullable=True),
+    # When that is to be judged again (seconds since 1970); NULL: not before something changes.
+    Column("judge_at", Float, nullable=True, server_default="0"),
     # Newest runs first, of all projects and of one.
     Index(None, "started_at", "key"),
     Index(None, "project", "started_at", "key"),
@@ -61,6 +68,13 @@ Index(
     run.c.last_seen_at,
     sqlite_where=run.c.state == text("'running'"),
     postgresql_where=run.c.state == text("'running'"),
+)
+# And which are to be judged again for the lists.
+Index(
+    "ix_run_judge_at",
+    run.c.judge_at,
+    sqlite_where=run.c.judge_at.is_not(None),
+    postgresql_where=run.c.judge_at.is_not(None),
 )
 
 # One process of one rank. A rank that restarts gets another attempt.

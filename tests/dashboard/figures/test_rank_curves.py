@@ -212,7 +212,7 @@ def test_a_label_fits_beside_the_chart(ranks, text):
     assert [a.text for a in figure.layout.annotations] == [text]
 
 
-def test_one_suspect_rank_is_red_and_several_can_be_distinguished():
+def test_a_rank_keeps_its_colour_and_who_is_suspect_has_a_sign():
     data = curves(4)
     colors = {
         named: {
@@ -221,11 +221,39 @@ def test_one_suspect_rank_is_red_and_several_can_be_distinguished():
         }
         for named in [(), (2,), (1, 2), (0, 1, 2, 3)]
     }
-    assert colors[2,][2][0] == LIGHT.critical
+    # Highlighting is no accusation: a rank's colour is its own.
+    assert {rank: c for rank, (c, _) in colors[2,].items()} == {
+        rank: c for rank, (c, _) in colors[()].items()
+    }
     assert colors[2,][2][1] > colors[2,][0][1]
     assert colors[1, 2][1][0] == colors[()][1][0] != colors[1, 2][2][0]
     assert colors[1, 2][1][1] > colors[1, 2][0][1]
     assert colors[0, 1, 2, 3] == colors[()]
+    figure = rank_curves(data, metric="loss", highlight=[1, 2], suspects=[2])
+    signs = {a.text.replace("<br>", " "): a.font.color for a in figure.layout.annotations}
+    assert signs == {"\u25b2 rank 2": LIGHT.critical, "rank 1": LIGHT.text}
+
+
+def test_a_spike_does_not_flatten_a_chart_and_is_said():
+    data = curves(4)
+    spiky = [Curve(c.rank, c.steps, c.values.copy()) for c in data]
+    spiky[1].values[20] = 5000.0
+    spiky[2].values[30] = -700.0
+    figure = rank_curves(spiky, metric="loss")
+    low, high = figure.layout.yaxis.range
+    usual = np.concatenate([c.values for c in data])
+    assert low < usual.min() < usual.max() < high < 10 * usual.max()
+    assert figure.layout.meta["cut"]
+    (note,) = [a.text for a in figure.layout.annotations]
+    assert note == "2 values beyond, up to 5000: not shown"
+    whole = rank_curves(spiky, metric="loss", whole=True)
+    assert whole.layout.yaxis.range is None
+    assert not whole.layout.meta["cut"]
+    # What is one of four ranks is no outlier, and neither is what all do in the end.
+    apart = [Curve(c.rank, c.steps, c.values * (1e4 if c.rank == 3 else 1)) for c in data]
+    diverging = [Curve(c.rank, c.steps, c.values * np.where(c.steps > 90, 1e4, 1)) for c in data]
+    for shown in (data, apart, diverging):
+        assert rank_curves(shown, metric="loss").layout.yaxis.range is None
 
 
 def test_alerts_are_lines_and_spans_at_their_first_step():

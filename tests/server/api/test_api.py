@@ -9,7 +9,7 @@ from datetime import datetime
 import numpy as np
 
 from rankscope.agent import wire
-from tests.support.servers.api import MSGPACK, batch, column, evaluated, get, post
+from tests.support.servers.api import MSGPACK, batch, check_problem, column, evaluated, get, post
 
 
 def test_points_posted_are_points_read(client):
@@ -290,3 +290,14 @@ def test_the_interface_is_the_documented_one(client):
         ("GET", "/metrics"),
     } <= routes
     json.dumps(openapi)
+
+
+def test_a_mistyped_run_is_suggested(client):
+    for run in ("brave-otter", "brave-badger", "calm-otter"):
+        post(client, batch(run=run, columns={"loss": column([0], [1.0])}))
+    detail = check_problem(client.get("/api/v1/runs/brave-oter"), 404)["detail"]
+    assert detail.startswith("there is no run 'brave-oter'; did you mean 'brave-otter'")
+    # What somebody has begun to write.
+    detail = check_problem(client.get("/api/v1/runs/calm"), 404)["detail"]
+    assert "did you mean 'calm-otter'?" in detail
+    assert "did you mean" not in check_problem(client.get("/api/v1/runs/xyz"), 404)["detail"]

@@ -51,13 +51,14 @@ def fingerprints(step, wrong):
 TABLE = wire.TensorTable(("a.weight", "b.weight"), ((2, 2), (3,)), ("float32",) * 2, ("", ""))
 
 
-def desynced(client, ranks=4, since=30, steps=60, suspects=2):
+def desynced(client, ranks=4, since=30, steps=60, suspects=2, run="otter"):
     """A run one rank of which leaves the others."""
     for rank in range(ranks):
         wrong = np.array([rank == suspects and s >= since for s in range(steps)])
         digests = np.where(wrong, 7, 5).astype(np.uint64)
         sent = batch(
             rank,
+            run=run,
             world_size=ranks,
             state="finished",
             through_step=steps - 1,
