@@ -104,6 +104,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.engine = engine
     app.state.given = settings.detectors
+    app.state.cordon_commands = settings.cordon_commands
     app.state.health = Health()
     app.state.admission = Admission()
     app.state.writer = Writer(engine, app.state.health)

@@ -77,6 +77,15 @@ def serve(argv: Sequence[str]) -> int:
         help="where people reach the server, for links in notifications; default: host and port",
     )
     parser.add_argument(
+        "--cordon-command",
+        action="append",
+        default=[],
+        type=_command,
+        metavar="NAME=PROGRAM",
+        help="call this program for alerts that accuse a host, once `rankscope notify add "
+        "cordon-command://NAME` says for which; may be given several times",
+    )
+    parser.add_argument(
         "--otlp",
         default="",
         metavar="URL",
@@ -121,6 +130,7 @@ def serve(argv: Sequence[str]) -> int:
             background="process" if options.workers == 1 else "threads",
             detectors=read_file(options.detectors) if options.detectors else Given(),
             public_url=options.public_url,
+            cordon_commands=dict(options.cordon_command),
             otlp=options.otlp.rstrip("/"),
             retention=Retention(dict(options.keep), dict(options.keep_size)),
             hosts=tuple(name.lower() for name in options.allowed_host) if loopback else None,
@@ -168,6 +178,13 @@ def serve(argv: Sequence[str]) -> int:
         return supervisor.supervise(settings, listener, _listen, started)
     finally:
         listener.close()
+
+
+def _command(text: str) -> tuple[str, str]:
+    name, found, program = text.partition("=")
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text[:60]!r} is not NAME=PROGRAM")
+    return name, program
 
 
 def _open_files() -> None:
