@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from rankscope.agent import wire
-from rankscope.agent.wire import limits
-from rankscope.agent.wire.limits import Limit
+from rankscope.agent.wire import Limit
 
 Schema = dict[str, Any]
+
+limits = wire.limits
 
 NAME = "Batch"
 
