@@ -163,9 +163,11 @@ class Monitor:
             `verdict`, `so_far` (`pass`, `fail` or `pending`), `reasons`, and `at`, in seconds since
             1970; None as long as nothing is known, and where no server is asked (`mode`).
         """
-        if self._judgement is None or self.inherited:
-            return None
-        return self._judgement.verdict()
+        found = None
+        with self._bookkeeping:
+            if self._judgement is not None and not self.inherited:
+                found = self._judgement.verdict()
+        return found
 
     def on_alert(
         self, callback: Callable[[Mapping[str, Any]], object], *, severity: str = "warning"
@@ -178,12 +180,10 @@ class Monitor:
         Args:
             callback: gets the alert as REST has it: `kind`, `severity`, `ranks`, `first_step`, ...
             severity: the least one: `info`, `warning` or `critical`.
-
-        Raises:
-            ValueError: there is no such severity.
         """
-        if self._judgement is not None and not self.inherited:
-            self._judgement.on_alert(callback, severity)
+        with self._bookkeeping:
+            if self._judgement is not None and not self.inherited:
+                self._judgement.on_alert(callback, severity)
 
     def close(self) -> None:
         """Ends the monitor: sends what is left (within 5 s) and takes every hook back."""
@@ -387,10 +387,11 @@ class Monitor:
         with self._bookkeeping:
             spent = _allowances_spent.get(self.run, 0.0) + self._schedule.allowance.spent
             _allowances_spent[self.run] = spent
-        if self._judgement is not None:
-            self._judgement.stop()
         # One by one: what fails must not keep the others from being done.
         began = time.monotonic()
+        with self._bookkeeping:
+            if self._judgement is not None:
+                self._judgement.stop()
         with self._bookkeeping:
             self._end(state)
         with self._bookkeeping:

@@ -109,9 +109,15 @@ def test_where_no_server_is_asked_nothing_is_known(mode):
         assert not [t for t in threading.enumerate() if t.name == "rankscope-judgement"]
 
 
-def test_there_is_no_such_severity(service):
-    with (
-        agent.start(run="r2", server=service.url) as monitor,
-        pytest.raises(ValueError, match="severity is one of"),
-    ):
+@pytest.mark.contained
+def test_a_severity_that_is_none_is_reported_and_does_not_stop_the_training(service):
+    with agent.start(run="typo", server=service.url) as monitor:
         monitor.on_alert(lambda alert: None, severity="grave")
+        monitor.step(loss=1.0)
+
+    def faults():
+        found = service.run("typo")
+        return found and [e["text"] for e in found["events"] if e["kind"] == "agent.fault"]
+
+    [text] = eventually(faults, timeout_s=60)
+    assert "severity is one of info, warning, critical, not 'grave'" in text
