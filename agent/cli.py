@@ -42,8 +42,10 @@ COMMANDS = (
         "pass or fail a run, for CI: exit code 0, 1, or 2 to 4 where it cannot say",
         "server",
     ),
-    Command("runs", "rankscope.server.cli:runs", "list runs", "server"),
-    Command("alerts", "rankscope.server.cli:alerts", "list the alerts of a run", "server"),
+    Command("runs", "rankscope.server.commands.lists:runs", "list runs", "server"),
+    Command(
+        "alerts", "rankscope.server.commands.lists:alerts", "list the alerts of a run", "server"
+    ),
     Command("show", "rankscope.server.commands.show:show", "a run in the terminal", "server"),
     Command("watch", "rankscope.server.commands.watch:watch", "the same while it trains", "server"),
     Command(
@@ -99,6 +101,11 @@ COMMANDS = (
         "rankscope.server.commands.token:token",
         "who may read, write and administer",
         "server",
+    ),
+    Command(
+        "completion",
+        "rankscope.agent.completion:completion",
+        "a script by which bash, zsh or fish completes all this",
     ),
     Command(
         "notify",

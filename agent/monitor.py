@@ -14,8 +14,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rankscope.agent.delivery import process_exit
+from rankscope.agent.delivery.address import address_of
 from rankscope.agent.delivery.session import Session
 from rankscope.agent.guard import Guard, contained_keywords, message_of
+from rankscope.agent.judgement import Judgement, Verdict
 from rankscope.agent.process.flight_recorder import last_collectives
 from rankscope.agent.process.thread_phase import phase_of, place_of, place_of_error, stacks_of
 from rankscope.agent.schedule import Schedule
@@ -93,6 +95,17 @@ class Monitor:
         options = connection.options
         # What an earlier monitor of the run in this process has spent of it is gone.
         left = max(options.allowance - _allowances_spent.get(self.run, 0.0), 0.0)
+        self._judgement = (
+            Judgement(
+                options.server,
+                self.run,
+                address_of(options.server, options.token),
+                asking=self._guard.probe("judgement", tolerance=1000),
+                callbacks=self._guard.probe("on_alert", tolerance=1000),
+            )
+            if options.mode == "online"
+            else None
+        )
         self._schedule = Schedule(overhead=options.overhead, first_step=step, allowance=left)
         self._first_step = step
         self._sampled_steps = 0  # those that were sampled in full
@@ -139,6 +152,38 @@ class Monitor:
         with self._bookkeeping:
             event = Event(step=self._step_of_log(), kind="mark", text=str(text)[:1000])
             self._records.event(event)
+
+    def verdict(self) -> Verdict | None:
+        """How the server judged the run when it last said so; never waits.
+
+        The first call begins to ask, every 5 s in a thread of its own; the token needs the scope
+        `read`. Ranks hear of it at different times: let them agree before they act on it.
+
+        Returns:
+            `verdict`, `so_far` (`pass`, `fail` or `pending`), `reasons`, and `at`, in seconds since
+            1970; None as long as nothing is known, and where no server is asked (`mode`).
+        """
+        found = None
+        with self._bookkeeping:
+            if self._judgement is not None and not self.inherited:
+                found = self._judgement.verdict()
+        return found
+
+    def on_alert(
+        self, callback: Callable[[Mapping[str, Any]], object], *, severity: str = "warning"
+    ) -> None:
+        """Has a function called once for each alert that is open, within some seconds.
+
+        It is called in a thread of the monitor's, beside the training: let it set a flag that the
+        loop looks at. What it raises is reported on the run's page and goes no further.
+
+        Args:
+            callback: gets the alert as REST has it: `kind`, `severity`, `ranks`, `first_step`, ...
+            severity: the least one: `info`, `warning` or `critical`.
+        """
+        with self._bookkeeping:
+            if self._judgement is not None and not self.inherited:
+                self._judgement.on_alert(callback, severity)
 
     def close(self) -> None:
         """Ends the monitor: sends what is left (within 5 s) and takes every hook back."""
@@ -345,6 +390,9 @@ class Monitor:
         # One by one: what fails must not keep the others from being done.
         began = time.monotonic()
         with self._bookkeeping:
+            if self._judgement is not None:
+                self._judgement.stop()
+        with self._bookkeeping:
             self._end(state)
         with self._bookkeeping:
             # Of a process that fails it is why there was no step.
@@ -425,6 +473,12 @@ class NullMonitor:
     def go_to(self, step: int) -> int:
         """Does nothing."""
         return step
+
+    def verdict(self) -> None:
+        """Knows nothing."""
+
+    def on_alert(self, callback: Callable[..., object], *, severity: str = "warning") -> None:
+        """Does nothing."""
 
     def close(self) -> None:
         """Does nothing more than to be closed."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -18,6 +19,7 @@ from rankscope.agent.options import OPTIONS
 from rankscope.agent.probes import PROBES
 from rankscope.agent.schedule import TIERS
 from rankscope.agent.wire import LIMITS
+from rankscope.server.api import batch_schema as schema
 from rankscope.server.demo.faults import DEFAULT_FAULT, FAULTS
 from rankscope.server.detectors.profiles import PROFILES
 
@@ -182,6 +184,11 @@ def _between(text: str, what: str, lines: Sequence[str]) -> str:
     return "".join([before, begin, "\n".join(lines), "\n", end, after])
 
 
+def batch_schema() -> str:
+    """The JSON of a batch as JSON Schema, for validators and generators of code."""
+    return json.dumps(schema.document(), indent=2, ensure_ascii=False) + "\n"
+
+
 PAGES: dict[Path, Callable[[], str]] = {
     DOCS / "detectors.md": kinds.overview,
     **{DOCS / "kinds" / f"{kind}.md": partial(kinds.page, kind) for kind in kinds.KINDS},
@@ -191,6 +198,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     DOCS / "limits.md": limits,
     DOCS / "python-api.md": interfaces.python,
     DOCS / "rest.md": interfaces.rest,
+    DOCS / "batch.schema.json": batch_schema,
     **{MODELS / f"{name}.py": partial(str, text) for name, text in client_models.sources().items()},
 }
 

@@ -168,6 +168,8 @@ def _type(schema: Mapping[str, Any]) -> str:
         return " or ".join(_type(one) for one in alternatives)
     if values := schema.get("enum"):
         return ", ".join(f"`{value}`" for value in values)
+    if isinstance(kinds := schema.get("type"), list):
+        return " or ".join(_type({**schema, "type": kind}) for kind in kinds)
     if schema.get("type") == "array":
         return f"list of {_type(schema.get('items', {}))}"
     return str(schema.get("const") or schema.get("type") or "any")

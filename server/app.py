@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from anyio import to_thread
 from fastapi import APIRouter, FastAPI
@@ -15,6 +16,7 @@ from rankscope.dashboard import pages
 from rankscope.server.api import (
     alerts,
     audit,
+    batch_schema,
     compare,
     data,
     detectors,
@@ -104,6 +106,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.engine = engine
     app.state.given = settings.detectors
+    app.state.cordon_commands = settings.cordon_commands
     app.state.health = Health()
     app.state.admission = Admission()
     app.state.writer = Writer(engine, app.state.health)
@@ -138,6 +141,12 @@ class _Application(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.state.guard(scope, receive, send)
+
+    def openapi(self) -> dict[str, Any]:
+        """The description of the interface, with the shape of a batch, which is no model."""
+        made = super().openapi()
+        made["components"]["schemas"].setdefault(batch_schema.NAME, batch_schema.SCHEMA)
+        return made
 
     async def let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request that the guard lets through."""

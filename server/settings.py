@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -14,6 +15,7 @@ from sqlalchemy.exc import ArgumentError
 
 from rankscope.server import otlp
 from rankscope.server.evaluation.detector_settings import Given
+from rankscope.server.notifications import cordon
 from rankscope.server.storage.maintenance.retention import Retention
 
 BACKENDS = ("sqlite", "postgresql")
@@ -33,6 +35,7 @@ class Settings:
         detectors: what the file of `--detectors` sets.
         public_url: where people reach the server; empty: at its host and port.
         retention: how long runs are kept, and how much of them.
+        cordon_commands: full paths of programs that targets of notifications may name, by name.
         otlp: where metrics go by OTLP over HTTP, without a slash at its end; empty: nowhere.
         hosts: names besides localhost that requests may call the server by; None: any.
     """
@@ -46,6 +49,7 @@ class Settings:
     detectors: Given = field(default_factory=Given)
     public_url: str = ""
     retention: Retention = field(default_factory=Retention)
+    cordon_commands: Mapping[str, str] = field(default_factory=dict)
     otlp: str = ""
     hosts: tuple[str, ...] | None = None
 
@@ -85,6 +89,7 @@ class Settings:
             raise ValueError(f"--otlp {otlp.MISSING}")
         if self.otlp:
             otlp.metric_interval()
+        cordon.check_commands(self.cordon_commands)
         if self.workers < 1:
             raise ValueError(f"--workers {self.workers} is none; at least one has to do the work")
         if self.workers > 1 and backend == "sqlite":

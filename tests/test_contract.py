@@ -102,7 +102,7 @@ ALERT_FIELDS = """id run kind severity state title ranks tensors first_step last
 
 COMMAND_NAMES = "serve demo gate runs alerts report sync import export db token".split()
 # What has come since.
-COMMAND_NAMES += "compare show watch doctor check verify mcp notify".split()
+COMMAND_NAMES += "compare show watch doctor check verify mcp notify completion".split()
 
 
 def test_kinds():

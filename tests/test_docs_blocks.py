@@ -10,7 +10,14 @@ from tests.support.servers.service import Service
 DOCS = Path(__file__).parent.parent / "docs"
 TUTORIAL = "tutorial.md"
 # Pages whose blocks are run, in their order.
-FOLLOWED = (TUTORIAL, "multi-node.md", "from/tensorboard.md", "python-client.md")
+FOLLOWED = (
+    TUTORIAL,
+    "multi-node.md",
+    "from/tensorboard.md",
+    "python-client.md",
+    "ingest.md",
+    "acting.md",
+)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rankscope.agent import wire
-from rankscope.server.api import threads
+from rankscope.server.api import batch_schema, threads
 from rankscope.server.api.admission import Admission, Busy
 from rankscope.server.api.guard import TOKEN
 from rankscope.server.api.models import Accepted
@@ -51,7 +51,7 @@ _BODY = {
         "required": True,
         "content": {
             wire.CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}},
-            "application/json": {"schema": {"type": "object"}},
+            "application/json": {"schema": {"$ref": f"#/components/schemas/{batch_schema.NAME}"}},
         },
     }
 }

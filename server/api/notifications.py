@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, cast
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from sqlalchemy import Connection
 
 from rankscope.server.api import models, notification_models
@@ -58,7 +58,7 @@ def list_targets(engine: Database) -> models.Items[notification_models.Notificat
 
 
 @router.post("/targets/{target}/test")
-def send_test(engine: Database, target: str) -> notification_models.Delivery:
+def send_test(request: Request, engine: Database, target: str) -> notification_models.Delivery:
     """Sends a test message to a target, and answers what came of it."""
     with reading(engine) as connection:
         found = [t for t in _visible_targets(notifications.targets(connection)) if t.id == target]
@@ -67,7 +67,11 @@ def send_test(engine: Database, target: str) -> notification_models.Delivery:
             404, f"there is no target {target!r}; GET /api/v1/notifications/targets lists them"
         )
     try:
-        transports.deliver(found[0].url, example("", time.time()))
+        transports.deliver(
+            found[0].url,
+            example("", time.time()),
+            commands=request.app.state.cordon_commands,
+        )
     except (transports.NotDelivered, transports.BadTarget) as error:
         return notification_models.Delivery(delivered=False, error=str(error))
     except Exception as error:

@@ -83,5 +83,7 @@ def _type(schema: Mapping[str, Any]) -> str:
         return str(schema["const"])
     if "anyOf" in schema:
         return " | ".join(dict.fromkeys(_type(s) for s in schema["anyOf"]))
-    kind = str(schema.get("type", "any"))
+    if isinstance(kinds := schema.get("type", "any"), list):
+        return " | ".join(_type({**schema, "type": kind}) for kind in kinds)
+    kind = str(kinds)
     return f"[{_type(schema.get('items', {}))}]" if kind == "array" else kind

@@ -45,7 +45,9 @@ def _parser() -> argparse.ArgumentParser:
         "url",
         help="mailto://USER:PASSWORD@HOST?to=..., slack://..., msteams://..., pagerduty://..., and "
         "what else apprise knows; webhook://HOST/PATH (webhooks:// for https) for JSON; "
-        "alertmanager://HOST:9093; otlp://HOST:4318 (otlps://) for log records of OpenTelemetry",
+        "alertmanager://HOST:9093; otlp://HOST:4318 (otlps://) for log records of OpenTelemetry; "
+        "cordon-webhook://HOST/PATH (cordon-webhooks://) and cordon-command://NAME for alerts that "
+        "accuse a host",
     )
     add.add_argument("--name", type=_name, help="what it is called; default: its address, masked")
     add.add_argument(

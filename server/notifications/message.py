@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
@@ -41,12 +42,16 @@ class Message:
     Attributes:
         link: address of the run's page.
         news: at least one.
+        hosts: those that it accuses, each with its suspect ranks; for hooks alone (`cordon.py`).
+        is_test: whether nothing has happened.
     """
 
     run: str
     project: str
     link: str
     news: tuple[News, ...]
+    hosts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    is_test: bool = False
 
     @property
     def id(self) -> str:
@@ -166,4 +171,4 @@ def example(link: str, now: float) -> Message:
         parent=None,
         consequences=(),
     )
-    return Message("test", "test", link, (News(alert, "opened"),))
+    return Message("test", "test", link, (News(alert, "opened"),), is_test=True)

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from rankscope.server.health import Health, Kept
-from rankscope.server.notifications import transports
+from rankscope.server.notifications import cordon, transports
 from rankscope.server.notifications.message import Message, News, link_to
 from rankscope.server.notifications.news import BETWEEN_S, FIRST_WAIT_S, retry_at, what_to_tell
 from rankscope.server.notifications.transports import BadTarget, NotDelivered
@@ -23,6 +23,7 @@ from rankscope.server.storage import schema
 from rankscope.server.storage.database.engine import reading, writing
 from rankscope.server.storage.judgement import alerts, notifications
 from rankscope.server.storage.judgement.notifications import RESOLVED, Notification, Target
+from rankscope.server.storage.reading import hosts
 from rankscope.server.window import Alert
 
 _logger = logging.getLogger(__name__)
@@ -209,17 +210,29 @@ class Notifier:
                 # Of what waits already, or was given up, nothing more is noted.
                 if before is not None and before.wanted_at is not None:
                     continue
-                if what_to_tell(
+                what = what_to_tell(
                     alert, target, project=run.project, quiet=alert.id in quiet, before=before
-                ):
+                )
+                if what and self._is_for(connection, run.key, target, alert, what):
                     new.setdefault(target.id, []).append(alert.id)
         return new
+
+    def _is_for(
+        self, connection: Connection, run: int, target: Target, alert: Alert, what: str
+    ) -> bool:
+        """Whether what is new of an alert is for a target: hooks are for those of hosts alone."""
+        if not cordon.is_cordon(target.url):
+            return True
+        return what == "opened" and bool(_accused(connection, run, target, alert))
 
     def _tell(
         self, target_id: str, target: Target | None, of_runs: dict[int, list[Notification]]
     ) -> None:
-        """Tells one target what is due, run by run."""
-        for run, rows in of_runs.items():
+        """Tells one target what is due, run by run; a hook alert by alert."""
+        due = list(of_runs.items())
+        if target is not None and cordon.is_cordon(target.url):
+            due = [(run, [row]) for run, rows in due for row in rows]
+        for run, rows in due:
             if self._stopping.is_set():
                 return
             try:
@@ -266,13 +279,16 @@ class Notifier:
             )
             if not what and transports.is_forgetful(target.url) and _is_open(row, alert):
                 what = "still"
-            if what:
+            if what and self._is_for(connection, run, target, alert, what):
                 news.append(News(alert, what))
                 told.append(row)
         if not news:
             return None
         link = link_to(self._address, found.id)
-        return _Parcel(target, Message(found.id, found.project, link, tuple(news)), tuple(told))
+        of_hosts = cordon.is_cordon(target.url)
+        accused = _accused(connection, run, target, news[0].alert) if of_hosts else {}
+        message = Message(found.id, found.project, link, tuple(news), accused)
+        return _Parcel(target, message, tuple(told))
 
     def _send(self, parcel: _Parcel) -> None:
         error = ""
@@ -327,6 +343,14 @@ def _alerts(
     silenced = {s.kind for s in alerts.silences(connection, run=run, now=now)}
     known = alerts.acknowledgements(connection, alert_ids=[a.id for a in roots], now=now)
     return roots, {a.id for a in roots if a.kind in silenced or a.id in known}
+
+
+def _accused(
+    connection: Connection, run: int, target: Target, alert: Alert
+) -> dict[str, list[int]]:
+    """Hosts that an alert accuses before a hook, with their ranks."""
+    of_ranks = hosts.of_runs(connection, [run]).get(run, {})
+    return cordon.accused(alert, of_ranks, chosen=target.kinds is not None)
 
 
 def _is_open(row: Notification, alert: Alert) -> bool:

@@ -1,4 +1,4 @@
-"""How a message gets to a target: by apprise, to a webhook, an Alertmanager, or as OTLP."""
+"""How a message gets to a target: by apprise, to a webhook, an Alertmanager, a hook, or as OTLP."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
@@ -14,7 +15,7 @@ import urllib3
 
 from rankscope.agent import wire
 from rankscope.server import otlp
-from rankscope.server.notifications import otlp_logs
+from rankscope.server.notifications import cordon, otlp_logs
 from rankscope.server.notifications.message import Message, News, time_text
 from rankscope.server.posting import NotTaken, post
 
@@ -25,6 +26,7 @@ _OURS = {
     "alertmanagers": "https",
     "otlp": "http",
     "otlps": "https",
+    **cordon.WEBHOOKS,
 }
 _ALERTMANAGER_PATH = "/api/v2/alerts"
 # An Alertmanager forgets what nobody says again by then.
@@ -52,6 +54,12 @@ def check(url: str) -> None:
         BadTarget: it cannot; what is wrong, without the address's secrets.
     """
     scheme = _scheme(url)
+    if scheme == cordon.COMMAND:
+        try:
+            cordon.check_name(cordon.command_name(url))
+        except ValueError as error:
+            raise BadTarget(f"{scheme}://...: {error}") from error
+        return
     if scheme in _OURS:
         try:
             parts = urlsplit(url)
@@ -68,6 +76,8 @@ def check(url: str) -> None:
 
 def masked(url: str) -> str:
     """A target's address without what gives access to it."""
+    if _scheme(url) == cordon.COMMAND:
+        return url
     if _scheme(url) in _OURS:
         parts = urlsplit(url)
         host = parts.netloc.rpartition("@")[2]
@@ -80,11 +90,18 @@ def masked(url: str) -> str:
     return shown.partition("?")[0]
 
 
-def deliver(url: str, message: Message, *, now: float | None = None) -> None:
+def deliver(
+    url: str,
+    message: Message,
+    *,
+    now: float | None = None,
+    commands: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Tells a target; takes some seconds at most.
 
     Args:
         now: seconds since 1970; for Alertmanagers, which are told how long to remember.
+        commands: programs that this process may call for targets, by their names.
 
     Raises:
         NotDelivered: it could not be told.
@@ -94,6 +111,10 @@ def deliver(url: str, message: Message, *, now: float | None = None) -> None:
     try:
         if scheme in ("webhook", "webhooks"):
             _post(url, "", message.json, {"Idempotency-Key": message.id})
+        elif scheme in cordon.WEBHOOKS:
+            _post(url, "", cordon.payload(message), {"Idempotency-Key": message.id})
+        elif scheme == cordon.COMMAND:
+            cordon.call(url, message, commands)
         elif scheme in ("alertmanager", "alertmanagers"):
             when = time.time() if now is None else now
             entries = [entry for news in message.news for entry in _labelled(message, news, when)]

@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from types import FrameType
@@ -26,6 +27,7 @@ from sqlalchemy.engine import make_url
 from rankscope.server import clock
 from rankscope.server.evaluation.worker import Worker
 from rankscope.server.health import Health, Kept
+from rankscope.server.notifications import transports
 from rankscope.server.notifications.notifier import Notifier
 from rankscope.server.processes.compactor import Compactor
 from rankscope.server.processes.events import RunEvents
@@ -80,7 +82,13 @@ class BackgroundThreads:
     ) -> None:
         self._compactor = Compactor(engine, health=health)
         self._pruner = Pruner(engine, settings.retention, health=health)
-        self._notifier = Notifier(engine, address=settings.address, now=clock.now, health=health)
+        self._notifier = Notifier(
+            engine,
+            address=settings.address,
+            now=clock.now,
+            health=health,
+            deliver=partial(transports.deliver, commands=settings.cordon_commands),
+        )
         self._run_events = run_events
         self._worker = (
             Worker(

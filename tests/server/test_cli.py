@@ -14,6 +14,8 @@ import pytest
 from rankscope.agent import wire
 from rankscope.server import cli
 from rankscope.server.app import create_app
+from rankscope.server.commands import lists
+from rankscope.server.commands.client import UNREACHABLE
 from rankscope.server.commands.db import db
 from rankscope.server.demo.processes import RANKSCOPE
 from rankscope.server.settings import Settings
@@ -45,7 +47,7 @@ def called(command, *arguments):
         return ended.code
 
 
-@pytest.mark.parametrize("command", [cli.runs, lambda a: cli.alerts(["otter", *a])])
+@pytest.mark.parametrize("command", [lists.runs, lambda a: lists.alerts(["otter", *a])])
 @pytest.mark.parametrize(
     "address",
     ["", "127.0.0.1:8642", "ftp://host", "http://", "http://[::1", "http://host:99999"],
@@ -59,7 +61,7 @@ def test_a_server_that_is_not_there_is_reported(capsys):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
-    assert called(cli.runs, "--server", address) == cli.UNREACHABLE
+    assert called(lists.runs, "--server", address) == UNREACHABLE
     said = refused(capsys)
     assert f"{address} does not answer: " in said
     assert "Connection refused. Is the server running?" in said
@@ -80,7 +82,7 @@ def test_something_else_that_answers_is_reported(capsys, body):
         thread = threading.Thread(target=other.handle_request)
         thread.start()
         address = f"http://127.0.0.1:{other.server_port}"
-        assert called(cli.runs, "--server", address) == cli.UNREACHABLE
+        assert called(lists.runs, "--server", address) == UNREACHABLE
         thread.join()
     assert "something else than Rankscope" in refused(capsys)
 
@@ -88,7 +90,7 @@ def test_something_else_that_answers_is_reported(capsys, body):
 # `..` would be taken out of the path by the client: the alerts of all runs came as those of one.
 @pytest.mark.parametrize("run", ["", ".", "..", "a/b"])
 def test_what_is_no_id_of_a_run_is_reported(capsys, run):
-    assert called(cli.alerts, run) == cli.USAGE
+    assert called(lists.alerts, run) == cli.USAGE
     assert "is no id of a run" in refused(capsys)
 
 
@@ -103,7 +105,7 @@ def address(tmp_path):
 
 
 def test_runs_stand_in_columns_however_long_a_name_is(capsys, address):
-    assert called(cli.runs, "--server", address) == cli.OK
+    assert called(lists.runs, "--server", address) == cli.OK
     head, early, long, short = capsys.readouterr().out.splitlines()
     assert len(head) < 120
     assert long.startswith("n" * 200 + "  default")
@@ -122,7 +124,7 @@ def test_alerts_name_their_ranks_in_short(capsys, address):
     reported = []
 
     def found():
-        assert called(cli.alerts, "nans", "--server", address) == cli.OK
+        assert called(lists.alerts, "nans", "--server", address) == cli.OK
         reported[:] = capsys.readouterr().out.splitlines()
         return reported != ["No alerts."]
 
@@ -142,7 +144,7 @@ def test_alerts_of_further_models_are_listed_with_their_run(capsys, address):
     reported = []
 
     def found():
-        assert called(cli.alerts, "gan", "--server", address) == cli.OK
+        assert called(lists.alerts, "gan", "--server", address) == cli.OK
         reported[:] = capsys.readouterr().out.splitlines()
         return reported != ["No alerts."]
 
@@ -171,7 +173,7 @@ def test_what_follows_is_shown_with_its_root_which_is_as_grave(capsys, tmp_path)
             evaluation.save_alerts(connection, run=key, alerts=alerts)
         engine.dispose()
         asked = (RUN, "--server", str(client.base_url).rstrip("/"))
-        assert called(cli.alerts, *asked) == cli.OK
+        assert called(lists.alerts, *asked) == cli.OK
         reported = capsys.readouterr().out.splitlines()
         roots = [line.split()[:2] for line in reported if line and not line.startswith(" ")]
         assert sorted(roots) == [["CRITICAL", "update.missing"], ["WARNING", "loss.spike"]]
@@ -181,7 +183,7 @@ def test_what_follows_is_shown_with_its_root_which_is_as_grave(capsys, tmp_path)
             ["CRITICAL", "gradient.accumulating"],
         ]
         # Scripts read root causes, one an item.
-        assert called(cli.alerts, *asked, "--json") == cli.OK
+        assert called(lists.alerts, *asked, "--json") == cli.OK
         items = json.loads(capsys.readouterr().out)["items"]
         assert {a["id"]: a["severity"] for a in items} == {"root": "critical", "other": "warning"}
         path = f"/api/v1/runs/{RUN}/alerts"
@@ -198,9 +200,9 @@ def test_what_follows_is_shown_with_its_root_which_is_as_grave(capsys, tmp_path)
 
 
 def test_no_run_is_reported(capsys, address):
-    assert called(cli.runs, "--server", address, "--project", "none") == cli.OK
+    assert called(lists.runs, "--server", address, "--project", "none") == cli.OK
     assert capsys.readouterr().out == "No runs.\n"
-    assert called(cli.runs, "--server", address, "--project", "none", "--json") == cli.OK
+    assert called(lists.runs, "--server", address, "--project", "none", "--json") == cli.OK
     assert json.loads(capsys.readouterr().out)["items"] == []
 
 
@@ -213,7 +215,7 @@ def test_a_list_that_is_cut_says_so(capsys, tmp_path):
                 content=wire.encode(batch),
                 headers={"Content-Type": wire.CONTENT_TYPE},
             )
-        assert called(cli.runs, "--server", str(client.base_url)) == cli.OK
+        assert called(lists.runs, "--server", str(client.base_url)) == cli.OK
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 102
     assert lines[-1] == "These are the newest 100; the dashboard has the others."

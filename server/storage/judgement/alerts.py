@@ -409,3 +409,27 @@ def roots(connection: Connection, *, run: int, run_id: str) -> list[Alert]:
         .order_by(a.c.opened_at, a.c.id)
     )
     return [_as_shown(row, run_id) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCount:
+    """How many open alerts of a kind and severity a run has that follow from no other.
+
+    Attributes:
+        run: its key.
+    """
+
+    run: int
+    kind: str
+    severity: str
+    count: int
+
+
+def open_counts(connection: Connection, *, runs: Sequence[int]) -> list[OpenCount]:
+    """Of these runs; severities are as `list_alerts` has them."""
+    a = schema.alert
+    wanted = a.c.run.in_(runs), a.c.state == "open", a.c.parent.is_(None)
+    shown = select(a.c.run, a.c.kind, _shown().label("shown")).where(*wanted).subquery()
+    group = shown.c.run, shown.c.kind, shown.c.shown
+    rows = connection.execute(select(*group, func.count()).group_by(*group).order_by(*group))
+    return [OpenCount(run, kind, wire.SEVERITIES[grade], count) for run, kind, grade, count in rows]

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, select
 from rankscope.agent.wire import SEVERITIES
 from rankscope.server.storage import schema
 from rankscope.server.storage.access.visibility import of_visible
+from rankscope.server.storage.reading import hosts
 
 # The newest alerts that are counted.
 _MOST = 10_000
@@ -52,7 +53,7 @@ def tallies(
         since: seconds since the epoch.
         project: None for all.
     """
-    a, r, t = schema.alert.c, schema.run.c, schema.attempt.c
+    a, r = schema.alert.c, schema.run.c
     wanted = [of_visible(r.project), a.parent.is_(None), a.severity != "info"]
     if project is not None:
         wanted.append(r.project == project)
@@ -63,31 +64,21 @@ def tallies(
         .order_by(a.opened_at.desc())
         .limit(_MOST)
     ).all()
-    hosts: dict[int, dict[int, str]] = defaultdict(dict)
-    runs = sorted({row.run for row in rows})
-    # Of a rank that moved, the host of its newest attempt.
-    for start in range(0, len(runs), 500):
-        found = connection.execute(
-            select(t.run, t.rank, t.host)
-            .where(t.run.in_(runs[start : start + 500]))
-            .order_by(t.attempt)
-        )
-        for attempt in found:
-            hosts[attempt.run][attempt.rank] = attempt.host
+    of_ranks = hosts.of_runs(connection, sorted({row.run for row in rows}))
     by_kind: dict[str, list[tuple[Any, str]]] = defaultdict(list)
     by_host: dict[str, list[tuple[Any, str]]] = defaultdict(list)
     for row in rows:
-        named = _blamed(row.ranks, hosts[row.run])
+        named = _blamed(row.ranks, of_ranks.get(row.run, {}))
         by_kind[row.kind] += [(row, host) for host in named or [""]]
         for host in named:
             by_host[host].append((row, row.kind))
     return _tallied(by_kind), _tallied(by_host)
 
 
-def _blamed(ranks: Iterable[int], hosts: dict[int, str]) -> list[str]:
-    named = {rank for rank in ranks if hosts.get(rank)}
-    machines = sorted({hosts[rank] for rank in named})
-    if len(machines) > 1 and 2 * len(named) > len(hosts):
+def _blamed(ranks: Iterable[int], of_ranks: dict[int, str]) -> list[str]:
+    named = {rank for rank in ranks if of_ranks.get(rank)}
+    machines = sorted({of_ranks[rank] for rank in named})
+    if len(machines) > 1 and 2 * len(named) > len(of_ranks):
         return []
     return machines
 

@@ -118,7 +118,7 @@ def test_what_other_projects_were_told_is_not_counted(app, client, target):
 
 
 def test_a_library_that_breaks_is_an_outcome_of_the_test(client, target, monkeypatch):
-    def broken(url, message):
+    def broken(url, message, *, commands):
         raise RuntimeError(f"cannot parse {url}")
 
     made = target("webhook://h/secret")

@@ -8,9 +8,10 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from rankscope.agent import wire
-from rankscope.server import cli
 from rankscope.server.api import guard, stream
 from rankscope.server.app import create_app
+from rankscope.server.commands import lists
+from rankscope.server.commands.client import OK, USAGE
 from rankscope.server.gate.gate import gate
 from rankscope.server.settings import Settings
 from rankscope.server.storage.access import tokens
@@ -263,10 +264,10 @@ def test_refusals_say_what_to_do(service):
 
 def test_commands_say_what_to_do_and_end_as_the_gate_does(service, capsys):
     where = ("--server", str(service.client.base_url))
-    for command in (cli.runs, lambda a: cli.alerts(["otter", *a]), lambda a: gate(["otter", *a])):
-        assert command([*where]) == cli.USAGE
+    for command, run in ((lists.runs, []), (lists.alerts, ["otter"]), (gate, ["otter"])):
+        assert command([*run, *where]) == USAGE
         assert "set RANKSCOPE_TOKEN" in capsys.readouterr().err
-    assert cli.runs([*where, "--token", service.secrets["read"]]) == cli.OK
+    assert lists.runs([*where, "--token", service.secrets["read"]]) == OK
     assert "otter" in capsys.readouterr().out
 
 

@@ -112,6 +112,35 @@ def test_parquet_has_every_point_and_says_whose(url, tmp_path, capsys):
     assert parquet.ParquetFile(path).num_row_groups == 1
 
 
+def by_pandas(path):
+    import pandas
+
+    return pandas.read_parquet(path)[["metric", "rank", "step", "value"]].to_numpy().tolist()
+
+
+def by_polars(path):
+    import polars
+
+    return polars.read_parquet(path).select("metric", "rank", "step", "value").rows()
+
+
+def by_duckdb(path):
+    import duckdb
+
+    return duckdb.sql(f"SELECT metric, rank, step, value FROM '{path}'").fetchall()
+
+
+@pytest.mark.parametrize("read", [by_pandas, by_polars, by_duckdb])
+def test_parquet_opens_in_what_people_use(url, tmp_path, read):
+    path = tmp_path / "run.parquet"
+    assert export(["otter", "--server", url, "--format", "parquet", "-o", str(path)]) == 0
+    rows = read(path)
+    found = {(metric, rank, step): value for metric, rank, step, value in rows}
+    assert len(rows) == len(found)
+    # NaN is data, and no value that is missing.
+    assert bits(found) == bits(expected())
+
+
 def test_tensorboard_has_every_point(url, tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     util = pytest.importorskip("tensorboard.util.tensor_util")

@@ -62,7 +62,7 @@ def desynced(client, ranks=4, since=30, steps=60, suspects=2, run="otter"):
             world_size=ranks,
             state="finished",
             through_step=steps - 1,
-            hello=wire.Hello(started_at=1000.0, tables={"parameters": TABLE}),
+            hello=wire.Hello(started_at=1000.0, host=f"node-{rank}", tables={"parameters": TABLE}),
             columns={
                 "loss": column(range(steps), np.linspace(2, 1, steps) + 0.01 * rank),
                 "grad_norm": column(range(steps), np.full(steps, 3.0)),

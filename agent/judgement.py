@@ -1,0 +1,185 @@
+"""What the server finds, in the trainer: `monitor.verdict()` and `monitor.on_alert(...)`.
+
+Asked in a thread of its own, which is started once the trainer wants to know: who does not ask pays
+nothing, and who does never waits for an answer.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import urllib3
+
+from rankscope.agent.delivery.address import Address
+from rankscope.agent.guard import Probe
+from rankscope.agent.wire import SEVERITIES
+
+_log = logging.getLogger("rankscope")
+
+# An evaluation follows a batch within a second; a trainer that stops some seconds later has lost
+# nothing. What does not answer is asked less and less often.
+_PERIOD_S, _LONGEST_S = 5.0, 60.0
+_TIMEOUT_S = 10.0
+# Of one answer: 100 alerts with all their evidence have less.
+_MOST_BYTES = 16 * 2**20
+# A page of the newest: more than open in one period.
+_ALERTS = 100
+
+Alert = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How the server judged the run when it was last asked.
+
+    Attributes:
+        verdict: `pass`, `fail` or `pending`; a run that still trains does not pass yet.
+        so_far: what it would be if the run ended now.
+        reasons: why, a sentence each.
+        at: when that was, seconds since 1970.
+    """
+
+    verdict: str
+    so_far: str
+    reasons: tuple[str, ...]
+    at: float
+
+
+class _NoAnswer(Exception):
+    """The server did not say; why, for the log."""
+
+
+class Judgement:
+    """Asks a server of one run, now and then, once somebody wants to know.
+
+    Args:
+        server: its URL, without a slash at its end.
+        address: where batches go: its headers and its proxy are those of these questions, too.
+        asking: contains what goes wrong in here.
+        callbacks: contains what goes wrong in what the trainer has called.
+    """
+
+    def __init__(
+        self, server: str, run: str, address: Address, *, asking: Probe, callbacks: Probe
+    ) -> None:
+        self._url = f"{server}/api/v1/runs/{quote(run, safe='')}"
+        self._headers = {n: v for n, v in address.headers.items() if n != "Content-Type"}
+        self._proxy = address.proxy
+        self._asking, self._calling = asking, callbacks
+        self._verdict: Verdict | None = None
+        self._callbacks: list[tuple[Callable[[Alert], object], int, set[str]]] = []
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def verdict(self) -> Verdict | None:
+        """The last known; None before the first answer."""
+        self._start()
+        return self._verdict
+
+    def on_alert(self, callback: Callable[[Alert], object], severity: str) -> None:
+        """Has a function called for alerts of a severity, or a higher one."""
+        if severity not in SEVERITIES:
+            raise ValueError(f"severity is one of {', '.join(SEVERITIES)}, not {severity!r}")
+        self._callbacks.append((callback, SEVERITIES.index(severity), set()))
+        self._start()
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Asks no more; nothing is waited for."""
+        self._stopping.set()
+        self._wake.set()
+
+    def _start(self) -> None:
+        if self._thread is None and not self._stopping.is_set():
+            # Of a process that ends it is no reason to wait.
+            self._thread = threading.Thread(
+                target=self._work, name="rankscope-judgement", daemon=True
+            )
+            self._thread.start()
+
+    def _work(self) -> None:
+        pause, said = _PERIOD_S, ""
+        while self._asking.enabled and not self._stopping.is_set():
+            why = said
+            with self._asking:
+                why = self._why_not()
+            if why and why != said:
+                _log.warning("how the run is judged is not known: %s", why)
+            pause = min(2 * pause, _LONGEST_S) if why else _PERIOD_S
+            said = why
+            self._wake.wait(pause)
+            self._wake.clear()
+
+    def _why_not(self) -> str:
+        """Asks once; why there is no answer, empty where there is."""
+        try:
+            self._ask()
+        except _NoAnswer as error:
+            return str(error)
+        return ""
+
+    def _ask(self) -> None:
+        found = self._get("/verdict")
+        if found is None:
+            return
+        self._verdict = Verdict(
+            found["verdict"], found["so_far"], tuple(found["reasons"]), time.time()
+        )
+        if self._callbacks:
+            listed = self._get(f"/alerts?state=open&limit={_ALERTS}") or {"items": ()}
+            for alert in reversed(listed["items"]):
+                self._tell(alert)
+
+    def _tell(self, alert: Alert) -> None:
+        for callback, least, known in self._callbacks:
+            grade = SEVERITIES.index(alert["severity"])
+            if grade < least or alert["id"] in known:
+                continue
+            known.add(alert["id"])
+            with self._calling:
+                callback(alert)
+
+    def _get(self, path: str) -> dict[str, Any] | None:
+        """JSON of a route of the run; None while the server has not heard of it.
+
+        Raises:
+            _NoAnswer: there is none.
+        """
+        pool = (
+            urllib3.PoolManager(num_pools=1)
+            if self._proxy is None
+            else urllib3.ProxyManager(self._proxy, num_pools=1)
+        )
+        with pool:
+            try:
+                answer = pool.request(
+                    "GET",
+                    self._url + path,
+                    headers=self._headers,
+                    timeout=_TIMEOUT_S,
+                    retries=False,
+                    redirect=False,
+                    preload_content=False,
+                )
+                body = answer.read(_MOST_BYTES)
+            except urllib3.exceptions.HTTPError as error:
+                raise _NoAnswer(f"the server does not answer: {type(error).__name__}") from error
+        if answer.status in (401, 403):
+            raise _NoAnswer("the token may not read; `verdict` and `on_alert` need the scope read")
+        if answer.status == 404:
+            return None
+        try:
+            found = json.loads(body) if answer.status == 200 else None
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise _NoAnswer(f"the server answers {answer.status}")
+        return found
