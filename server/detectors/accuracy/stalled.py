@@ -126,16 +126,17 @@ class AccuracyStalled(Detector[StalledState]):
         a tenth of the deviance, or nothing is known of that. Nor is it one where the loss had been
         as low before the 200: what a restart of the learning rate has raised falls again. Where the
         accuracy has a period (as `loss.oscillating` finds shapes that repeat) within which it
-        differs by 0.2, the cause says so. Scores: of 120 observations or more, examined after each
-        tenth more and 3 times in a row, of a series that the user logs and whose name says that
-        higher is better (reward, return, score, f1 ...), the mean of the last three quarters lies 5
-        standard errors and 5 % below that of the first 10, 20, 40 or 80, each third of them has
-        lost half of that, and the last third does not rise; no other score has risen. Or, of 80 or
-        more, the last 3 blocks of 10 (or of a 64th part) all lie below its first one and a tenth of
-        what had been gained, by 6 standard errors of a block and the root of the blocks that the
-        fall took, after it had risen by 6: what a score had gained is lost, and it is dated when it
-        left the best. The standard error is by the autocorrelation at lag 1, or by the means of as
-        many observations where that is more.
+        differs by 0.2, the cause says so. Over once the accuracy moves, whatever the loss does
+        then. Scores: of 120 observations or more, examined after each tenth more and 3 times in a
+        row, of a series that the user logs and whose name says that higher is better (reward,
+        return, score, f1 ...), the mean of the last three quarters lies 5 standard errors and 5 %
+        below that of the first 10, 20, 40 or 80, each third of them has lost half of that, and the
+        last third does not rise; no other score has risen. Or, of 80 or more, the last 3 blocks of
+        10 (or of a 64th part) all lie below its first one and a tenth of what had been gained, by 6
+        standard errors of a block and the root of the blocks that the fall took, after it had risen
+        by 6: what a score had gained is lost, and it is dated when it left the best. The standard
+        error is by the autocorrelation at lag 1, or by the means of as many observations where that
+        is more.
 
     Severity:
         Warning.
@@ -214,6 +215,10 @@ class AccuracyStalled(Detector[StalledState]):
             and not explained > policy.explained
             and (explained < policy.some or not self._rose_at_first(late, error, state))
         )
+        known = state.watch.open(step)
+        if fallen is None and known is not None:
+            # The loss has come to rest, and the accuracy is where it was.
+            fallen = known.facts.loss_before, known.facts.loss_after
         if fallen is None or not stuck:
             state.watch.good(step)
             return
@@ -292,9 +297,9 @@ def _finding(episode: Episode[Stuck], policy: StalledPolicy) -> Finding:
     else:
         cause = (
             "The model's answers become more confident, not more often right. Most likely it "
-            f"answers with the most frequent class ({share} are right); or the accuracy is not "
-            "computed from what the loss is computed from (another axis, another threshold, "
-            "other labels)."
+            f"gives one answer to all samples, as of the most frequent class ({share} are right); "
+            "or the accuracy is not computed from what the loss is computed from (another axis, "
+            "another threshold, other labels)."
         )
         remedy = (
             f"Compare {share} with the share of the most frequent class. If they agree, weight the "

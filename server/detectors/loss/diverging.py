@@ -13,7 +13,8 @@ from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, R
 from rankscope.server.detectors.desync.averaging_rounds import MARK
 from rankscope.server.detectors.history import Companions, Phases, rate_sentence
 from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.loss import bottomless
+from rankscope.server.detectors.loss import answers_kept, bottomless
+from rankscope.server.detectors.loss.answers_kept import AnswersKept
 from rankscope.server.detectors.loss.bottomless import Bottomless
 from rankscope.server.detectors.loss.sign import LossSign
 from rankscope.server.detectors.policy import Blocks, RisePolicy, Share, Sigmas, Times
@@ -100,6 +101,7 @@ class _Diverging(Incident):
     phase: str = ""
     latest: float = math.nan
     written: int = -1  # step before which parameters were written outside the optimizer
+    kept: bool = False  # the accuracy is what it was
 
     @property
     def learns(self) -> bool:
@@ -124,6 +126,7 @@ class DivergingState:
     incident: _Diverging | None = None
     bottomless: Bottomless = field(default_factory=Bottomless)
     written: deque[int] = field(default_factory=lambda: deque(maxlen=_BLOCKS))
+    answers: AnswersKept = field(default_factory=AnswersKept)
 
 
 class LossDiverging(Detector[DivergingState]):
@@ -152,7 +155,9 @@ class LossDiverging(Detector[DivergingState]):
         Never more than info for losses that change their sign, and where another optimizer of the
         process steps in turns with this one, each on a backward pass of its own, as the players of
         a game do: up to 20 times the start. Info, too, where the data became others as the rise
-        began (as in `loss.spike`), as long as the loss has lost a quarter of the rise again.
+        began (as in `loss.spike`), as long as the loss has lost a quarter of the rise again, and
+        where the accuracy is what it was (20 observations before and more since, within 2 standard
+        errors).
 
     Evidence:
         `best`, `best_step`, `start`, `worst` (highest block median), `lost` (share of the progress
@@ -167,7 +172,7 @@ class LossDiverging(Detector[DivergingState]):
     kinds = ("loss.diverging",)
     of_one_task = True
     needs = ("loss",)
-    wants = ("lr", "weight_norm", MARK, *Phases.SERIES)
+    wants = ("lr", "weight_norm", answers_kept.SERIES, MARK, *Phases.SERIES)
 
     policy: DivergingPolicy
 
@@ -187,6 +192,7 @@ class LossDiverging(Detector[DivergingState]):
             state.game_since = min(turns)
         steps, means = mean_over_ranks(window, "loss")
         norms = mean_by_step(window, "weight_norm")
+        state.answers.take(window)
         for step, value in zip(steps.tolist(), means.tolist(), strict=True):
             state.bottomless.norm(norms.get(step, math.nan))
             state.unmeasured.push(step, finite=math.isfinite(value))
@@ -207,6 +213,8 @@ class LossDiverging(Detector[DivergingState]):
             if completed is not None:
                 self._take(state, *completed)
         if state.incident is not None:
+            kept = state.answers.since(state.incident.first_step)
+            state.incident.kept = state.incident.kept if kept is None else kept
             findings.append(self._finding(state.incident))
         findings += [
             bottomless.finding(e, game=state.game_since is not None)
@@ -374,6 +382,8 @@ class LossDiverging(Detector[DivergingState]):
                 "Nothing, if the change is meant and the loss falls. Else look at the data from "
                 f"step {incident.first_step} on."
             )
+        elif incident.kept:
+            cause, remedy = answers_kept.CAUSE, answers_kept.REMEDY
         elif incident.rise is not None:
             cause = sentences(
                 rate_sentence(incident.rise), "Steps of that size lead away from the minimum."
@@ -411,7 +421,10 @@ class LossDiverging(Detector[DivergingState]):
             kind="loss.diverging",
             severity=(
                 "info"
-                if incident.signed or self._played(incident) or (incident.phase and incident.learns)
+                if incident.signed
+                or self._played(incident)
+                or (incident.phase and incident.learns)
+                or incident.kept
                 else "critical"
                 if incident.lost >= 1
                 else "warning"

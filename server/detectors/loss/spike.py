@@ -13,6 +13,8 @@ from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.batch_sizes import SERIES, BatchSizes, effective_sizes
 from rankscope.server.detectors.desync.averaging_rounds import MARK
 from rankscope.server.detectors.history import Companions, Phases, RankHistory
+from rankscope.server.detectors.loss import answers_kept
+from rankscope.server.detectors.loss.answers_kept import AnswersKept
 from rankscope.server.detectors.loss.relapse import Relapse
 from rankscope.server.detectors.loss.sign import LossSign
 from rankscope.server.detectors.loss.spike_findings import Spike, spike_finding
@@ -110,6 +112,7 @@ class SpikeState:
     others: int = 0
     judged: int = 0
     relapse: Relapse = field(default_factory=Relapse)
+    answers: AnswersKept = field(default_factory=AnswersKept)
     # Of a loss that is 0 at most steps, as of a margin that most samples keep, few of 64 are not.
     before: deque[float] = field(default_factory=lambda: deque(maxlen=_INTERMITTENT))
     incident: Spike | None = None
@@ -153,8 +156,10 @@ class LossSpike(Detector[SpikeState]):
         beyond all of the 64 before by a tenth) and the loss, within 50 observations, loses a
         quarter of the rise again: the next phase of a curriculum. Warning where it does not. Info
         where the jumps are those of the targets' own scatter (`target_deviance` rises by half as
-        much or more), which have come so since the training began, each over after two steps. Never
-        more than info for losses that change their sign in their ordinary course.
+        much or more), which have come so since the training began, each over after two steps. Info
+        where a jump of all ranks leaves the accuracy as it was (20 observations before and more
+        since, within 2 standard errors). Never more than info for losses that change their sign in
+        their ordinary course.
 
     Evidence:
         `z`, `value`, `usual` (median of the 64), `highest_before`, `progress`, `peak`, `peak_step`,
@@ -171,7 +176,11 @@ class LossSpike(Detector[SpikeState]):
     of_one_task: ClassVar[bool] = True
     reports_open: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = ("lr", "grad_norm", MARK, *SERIES, *Phases.SERIES)
+    wants: ClassVar[tuple[str, ...]] = (
+        *("lr", "grad_norm", MARK, answers_kept.SERIES),
+        *SERIES,
+        *Phases.SERIES,
+    )
 
     policies: ClassVar[type[Policy]] = SpikePolicy
     policy: SpikePolicy
@@ -191,6 +200,7 @@ class LossSpike(Detector[SpikeState]):
         state.phases.take(window)
         state.targets.take(window)
         state.relapse.take(window)
+        state.answers.take(window)
         steps, means = mean_over_ranks(window, "loss")
         rows = rank_rows(window, "loss")[1]
         sizes = effective_sizes(window, "loss").tolist()
@@ -233,6 +243,8 @@ class LossSpike(Detector[SpikeState]):
                         state, state.incident, step, value, state.incident.ranks
                     )
         if state.incident is not None:
+            kept = state.answers.since(state.incident.first_step)
+            state.incident.kept = state.incident.kept if kept is None else kept
             findings.append(self._finding(state.incident))
         findings += state.relapse.findings(window)
         return Outcome({"loss.spike": self._check(window, state)}, tuple(findings))

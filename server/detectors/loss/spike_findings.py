@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.history import rate_sentence
 from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.loss import answers_kept
 from rankscope.server.detectors.wording import number, ranks, sentences
 
 
@@ -44,6 +45,8 @@ class Spike(Incident):
     # What says that it is a new phase of the training, and whether the loss falls in it.
     phase: str = ""
     learns: bool = True
+    # As many answers are right as before.
+    kept: bool = False
     # A loss that was positive is negative.
     negated: bool = False
     # The targets of the high values are odd themselves, and such targets are the data's.
@@ -55,6 +58,11 @@ class Spike(Incident):
     def new_phase(self) -> bool:
         """Whether the data became others, the learning rate did not, and it is no rank's alone."""
         return bool(self.phase) and self.rise is None and not self.ranks and not self.negated
+
+    @property
+    def redefined(self) -> bool:
+        """Whether nothing but the loss's own value has changed, on all ranks."""
+        return self.kept and self.stayed and not self.ranks and not self.negated
 
 
 def spike_finding(
@@ -75,6 +83,8 @@ def spike_finding(
         severity = "critical"
     if incident.new_phase:
         severity = "info" if incident.learns else "warning"
+    if incident.redefined:
+        severity = "info"
     on = f" on {ranks(who)}" if who else ""
     title = (
         f"The loss{on} jumped from {number(incident.usual)} to {number(incident.value)} "
@@ -158,6 +168,8 @@ def _explain(incident: Spike, *, recurs: bool, of_targets: bool) -> tuple[str, s
             "Nothing, if the change is meant and the loss falls. Else look at the data from "
             f"step {step} on.",
         )
+    if incident.redefined:
+        return answers_kept.CAUSE, answers_kept.REMEDY
     if incident.rise is not None:
         return (
             sentences(

@@ -11,11 +11,12 @@ from tests.support.runs.traces import Trace
 STEPS = 240
 
 
-def pulling(*, grown):
+def pulling(*, grown, steady=0.2):
     """Two ranks whose gradients agree at first and oppose each other later.
 
     Args:
         grown: power of a rank's gradient in the end, over that in the beginning.
+        steady: cosine of the mean gradients of consecutive steps.
     """
     random = np.random.default_rng(5)
     late = np.clip((np.arange(STEPS) - 40) / 40, 0, 1)
@@ -33,10 +34,15 @@ def pulling(*, grown):
     )
     # All the way: it never stands.
     losses = np.tile(2.3 - 1.2 * np.linspace(0, 1, STEPS), (2, 1))
-    return Trace("pulling", 5, np.arange(STEPS), {"loss": losses}, products=products)
+    series = {"loss": losses, "grad_cosine": np.full((2, STEPS), steady)}
+    return Trace("pulling", 5, np.arange(STEPS), series, products=products)
 
 
 @pytest.mark.parametrize(("grown", "found"), [(3.0, [("opposed", (0, 1), 0)]), (0.4, [])])
 def test_what_has_become_as_large_as_the_gradient_was_need_not_stand(grown, found):
     alerts = judge(pulling(grown=grown), [RankGradientOutlier()]).alerts
     assert [(a.key, a.ranks, a.first_step) for a in alerts] == found
+
+
+def test_halves_of_one_fixed_batch_cancel_in_the_end():
+    assert judge(pulling(grown=3.0, steady=0.999), [RankGradientOutlier()]).alerts == ()

@@ -152,6 +152,7 @@ def rescaled(
     decay: float = 0.02,
     beside: str = "",
     worse: float = 0.0,
+    learned: float = 0.0,
 ) -> Trace:
     """`noise` and the norm of its gradient, each multiplied from one step until another.
 
@@ -160,6 +161,7 @@ def rescaled(
         rank: the only one whose loss is multiplied.
         beside: an accuracy or share of the deviance, 0.6, that is posted at every fourth step.
         worse: by how much that is less from the one step until the other.
+        learned: by how much it was less in the first 80 steps.
     """
     trace = noise(seed, decay=decay)
     loss = trace.series["loss"]
@@ -172,6 +174,7 @@ def rescaled(
         return trace
     answers = 0.6 + 0.02 * np.random.default_rng(seed + 2).standard_normal(loss.shape)
     answers[:, at:until] -= worse
+    answers[:, :80] -= learned
     trace.series[beside] = answers
     posted = np.broadcast_to(trace.steps % 4 == 0, loss.shape).copy()
     return replace(trace, present={**trace.present, beside: posted})
@@ -214,10 +217,19 @@ def swinging(
     since: int = 150,
     growth: float = 1.0,
     size: float = 0.4,
+    cosine: float | None = None,
     steps: int = 400,
 ) -> Trace:
-    """A loss that swings by some share of its start from one step on."""
+    """A loss that swings by some share of its start from one step on.
+
+    Args:
+        cosine: of the gradients of consecutive steps; None where none is posted.
+    """
     trace = noise(seed, level=1.0, steps=steps)
+    if cosine is not None:
+        scatter = 0.1 * np.random.default_rng(seed + 1).standard_normal((1, steps))
+        shape = trace.series["loss"].shape
+        trace.series["grad_cosine"] = np.broadcast_to(cosine + scatter, shape).copy()
     at = trace.steps
     swing = size * np.cos(2 * np.pi * at / period) * growth ** np.maximum(at - since, 0)
     trace.series["loss"][:] *= np.exp(np.where(at >= since, swing, 0.0))
