@@ -18,6 +18,7 @@ from rankscope.agent.probes.machine.timing import CollectiveWait, Timing
 from rankscope.agent.probes.modules.activations import Activations
 from rankscope.agent.probes.modules.first_layer import FirstLayer
 from rankscope.agent.probes.modules.frozen_layers import FrozenLayers
+from rankscope.agent.probes.modules.initial_gain import InitialGain
 from rankscope.agent.probes.modules.layers import LayerNorms
 from rankscope.agent.probes.modules.mode import Mode
 from rankscope.agent.probes.modules.nonfinite import NonFinite
@@ -72,6 +73,7 @@ PROBES: tuple[type[Probe], ...] = (
     WithoutGradient,
     FrozenLayers,
     FirstLayer,
+    InitialGain,
     OptimizerState,
     Buffers,
     RandomState,

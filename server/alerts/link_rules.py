@@ -73,7 +73,7 @@ LINK_RULES = (
         why="a loss that is given the wrong numbers asks for something else, or for nothing",
     ),
     Rule(
-        root=("data.unscaled",),
+        root=("data.unscaled", "weights.unscaled"),
         consequence=(
             *("layer.dead", "lr.too_high", "lr.too_low", "update.ratio", "clipping.saturated"),
             *("gradient.exploding", "gradient.vanishing", "gradient.oscillating"),
@@ -81,7 +81,7 @@ LINK_RULES = (
             *("gradient.nonfinite", "accuracy.stalled", "batch.noise"),
         ),
         same_ranks=False,
-        why="inputs that are not scaled saturate or kill units, and make steps too large or small",
+        why="what is far too large or small saturates or kills units, and so are the first steps",
     ),
     Rule(
         root=("desync.batch",),

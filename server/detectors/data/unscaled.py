@@ -1,7 +1,8 @@
-"""Inputs that are far larger or smaller than what networks are initialised for."""
+"""Inputs or weights that are far larger or smaller than what networks are made for."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -16,12 +17,13 @@ from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import number
 from rankscope.server.window import Check, Window
 
-_SIZE = "first_layer_input_rms"
+_INPUTS, _WEIGHTS = "first_layer_input_rms", "initial_gain"
+_SERIES: Mapping[str, str] = {"data.unscaled": _INPUTS, "weights.unscaled": _WEIGHTS}
 
 
 @dataclass(frozen=True, slots=True)
 class UnscaledPolicy(Policy):
-    """Thresholds of `data.unscaled`.
+    """Thresholds of `data.unscaled` and `weights.unscaled`.
 
     Attributes:
         samples: of the inputs' size that are needed; the median counts.
@@ -29,19 +31,25 @@ class UnscaledPolicy(Policy):
             features in their own units often 1,000; in 95 healthy runs it was 5 at most.
         smallest: the same below which they were divided once too often: pixels divided by 255
             twice have 2e-3; in 95 healthy runs it was 0.24 at least, and quiet sounds have 0.01.
+        largest_gain: median gain of the layers from which on each of them makes what it is given
+            many times larger: initialisations in use have 0.1 to 2, standard normal weights of 64
+            inputs 8.
+        smallest_gain: the same below which next to nothing comes through two layers.
     """
 
     samples: Count = 4
     largest: Number = 30.0
     smallest: Number = 3e-3
+    largest_gain: Number = 8.0
+    smallest_gain: Number = 0.01
 
 
 @dataclass(slots=True)
-class UnscaledState:
-    """What `data.unscaled` remembers: the least and the largest of the ranks at each sample.
+class Size:
+    """Of one series: the least and the largest of the ranks at each of its first samples.
 
     Attributes:
-        watch: never told that it is over: how inputs are scaled is written in the code.
+        watch: never told that it is over: how inputs and weights are scaled is written in the code.
     """
 
     least: list[float] = field(default_factory=list)
@@ -49,105 +57,156 @@ class UnscaledState:
     first_step: int = -1
     watch: Watch[float] = field(default_factory=Watch)
 
+    def push(self, step: int, sizes: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
+        """Takes a sample of every rank that has one, float64 [R]."""
+        self.first_step = step if self.first_step < 0 else self.first_step
+        self.least.append(float(sizes.min()))
+        self.most.append(float(sizes.max()))
 
-class InputsUnscaled(Detector[UnscaledState]):
-    """The first layer is given numbers a hundred times too large, or too small.
+    def beyond(self, smallest: float, largest: float) -> float | None:
+        """The size that all ranks are beyond; None where they are not."""
+        least, most = median(self.least), median(self.most)
+        if least > largest:
+            return least
+        # Nothing but zeros is another fault.
+        return most if 0 < most < smallest else None
+
+
+@dataclass(slots=True)
+class UnscaledState:
+    """What is remembered, by kind."""
+
+    sizes: dict[str, Size] = field(default_factory=lambda: {kind: Size() for kind in _SERIES})
+
+
+class Unscaled(Detector[UnscaledState]):
+    """The first layer is given numbers a hundred times too large or small, or the weights are so.
 
     Weights are initialised for inputs of mean 0 and size 1. Pixels up to 255, or features in their
     own units, make the first outputs, the loss and the gradient as much larger: units saturate or
     die in the first steps, and the training is spent on shrinking what comes of them. Inputs that
-    were divided twice are lost beside the biases.
+    were divided twice are lost beside the biases. The same comes of weights that begin many times
+    too large, layer by layer, and nothing passes through those that begin far too small.
 
     Statistic:
-        Root mean square of the first layer's inputs that are not 0 (`first_layer_input_rms`), its
-        median over four sampled steps: above 30, or below 0.003, on all ranks. Where a
-        normalisation comes before or right after that layer, or the inputs were computed by what is
-        trained, the agent posts none. What holds for one rank alone is `data.outlier`.
+        Inputs: root mean square of the first layer's inputs that are not 0
+        (`first_layer_input_rms`), its median over four sampled steps: above 30, or below 0.003, on
+        all ranks. Where a normalisation comes before or right after that layer, or the inputs were
+        computed by what is trained, the agent posts none. What holds for one rank alone is
+        `data.outlier`. Weights: the median gain of the linear and convolutional layers
+        (`initial_gain`) is above 8, or below 0.01, on all ranks.
 
     Severity:
         Warning.
 
     Evidence:
-        `rms`, and the medians of the least and of the largest of the ranks, `least` and `most`.
+        `size`, and the medians of the least and of the largest of the ranks, `least` and `most`.
 
     Source:
-        LeCun et al., Efficient BackProp (1998), section 4.3; Glorot and Bengio (2010).
+        LeCun et al., Efficient BackProp (1998), sections 4.3 and 4.6; Glorot and Bengio (2010); He
+        et al. (2015).
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("data.unscaled",)
-    wants: ClassVar[tuple[str, ...]] = (_SIZE,)
+    kinds: ClassVar[tuple[str, ...]] = tuple(_SERIES)
+    wants: ClassVar[tuple[str, ...]] = tuple(_SERIES.values())
 
     policy: UnscaledPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
-        """Samples of the inputs' size."""
-        return (Reach((_SIZE,), self.policy.samples, TO_THE_END),)
+        """Samples of the inputs' size; the weights are read once."""
+        return (Reach((_INPUTS,), self.policy.samples, TO_THE_END),)
 
     def advance(self, window: Window, state: UnscaledState) -> Outcome:
-        """Takes the sizes; all ranks' have to be so."""
-        for step, row in zip(*rank_rows(window, _SIZE), strict=True):
-            sizes = row[np.isfinite(row)]
-            if not len(sizes) or len(state.least) == self.policy.samples:
-                continue
-            state.first_step = int(step) if state.first_step < 0 else state.first_step
-            state.least.append(float(sizes.min()))
-            state.most.append(float(sizes.max()))
-            size = self._wrong(state)
-            if size is not None:
-                state.watch.bad(int(step), size, first_step=state.first_step)
-        findings = tuple(_finding(e, state) for e in state.watch.take(window.last_step))
-        return Outcome({"data.unscaled": self._check(state)}, findings)
+        """Takes the first samples of each."""
+        findings: list[Finding] = []
+        for kind, series in _SERIES.items():
+            size, needed = state.sizes[kind], self._needed(kind)
+            for step, row in zip(*rank_rows(window, series), strict=True):
+                there = row[np.isfinite(row)]
+                if not len(there) or len(size.least) == needed:
+                    continue
+                size.push(int(step), there)
+                found = size.beyond(*self._limits(kind)) if len(size.least) == needed else None
+                if found is not None:
+                    size.watch.bad(int(step), found, first_step=size.first_step)
+            findings += [_finding(kind, e, size) for e in size.watch.take(window.last_step)]
+        return Outcome(
+            {kind: self._check(kind, state.sizes[kind]) for kind in _SERIES}, tuple(findings)
+        )
 
-    def _wrong(self, state: UnscaledState) -> float | None:
-        """The size of inputs that are not scaled; None for others."""
+    def _needed(self, kind: str) -> int:
+        return self.policy.samples if kind == "data.unscaled" else 1
+
+    def _limits(self, kind: str) -> tuple[float, float]:
         policy = self.policy
-        if len(state.least) < policy.samples:
-            return None
-        least, most = median(state.least), median(state.most)
-        if least > policy.largest:
-            return least
-        # Inputs of nothing but zeros are another fault.
-        return most if 0 < most < policy.smallest else None
+        if kind == "data.unscaled":
+            return policy.smallest, policy.largest
+        return policy.smallest_gain, policy.largest_gain
 
-    def _check(self, state: UnscaledState) -> Check:
-        if not state.least:
+    def _check(self, kind: str, size: Size) -> Check:
+        inputs = kind == "data.unscaled"
+        if not size.least:
             return Check.not_applicable(
-                "No first layer was seen that is given data as they are.",
-                early="The first layer's inputs have not been seen yet.",
+                "No first layer was seen that is given data as they are."
+                if inputs
+                else "No two linear or convolutional layers were seen that are trained.",
+                early="The first layer's inputs and the weights have not been seen yet.",
             )
-        if len(state.least) < self.policy.samples:
-            return too_few(len(state.least), "sample", self.policy.samples)
-        least, most = number(median(state.least)), number(median(state.most))
-        return Check.ok(f"The first layer's inputs have sizes of {least} to {most}.")
+        if len(size.least) < self._needed(kind):
+            return too_few(len(size.least), "sample", self._needed(kind))
+        least, most = number(median(size.least)), number(median(size.most))
+        what = "first layer's inputs have sizes" if inputs else "weights have a median gain"
+        return Check.ok(f"The {what} of {least}{f' to {most}' if most != least else ''}.")
 
 
-def _finding(episode: Episode[float], state: UnscaledState) -> Finding:
-    size, least, most = episode.facts, median(state.least), median(state.most)
-    large = size > 1
-    what = "large" if large else "small"
-    effect = (
-        "the first outputs, the loss and the gradient are as much larger, units saturate or "
-        "die in the first steps, and the training is spent on shrinking what comes of them"
-        if large
-        else "beside its biases the first layer hardly sees them, and hardly learns from them"
-    )
+def _finding(kind: str, episode: Episode[float], size: Size) -> Finding:
+    value = episode.facts
+    large = value > 1
+    if kind == "data.unscaled":
+        title = f"The inputs are far too {'large' if large else 'small'}: their size is "
+        cause, remedy = _of_inputs(value, large=large)
+    else:
+        title = f"The weights begin far too {'large' if large else 'small'}: their median gain is "
+        cause, remedy = _of_weights(value, large=large)
     return episode.finding(
-        kind="data.unscaled",
+        kind=kind,
         severity="warning",
-        title=f"The inputs are far too {what}: their size is {number(size)}",
-        cause=(
-            "What the first layer is given has a root mean square of "
-            f"{number(size)} (zeros aside), where weights are initialised for 1: {effect}. "
-            + (
-                "Pixels that were not divided by 255, or features in their own units."
-                if large
-                else "Possibly they are scaled twice, in the data set and in a transform."
-            )
-        ),
-        remedy=(
-            "Bring the inputs to mean 0 and standard deviation 1, with numbers from the "
-            "training data (`transforms.Normalize`, `StandardScaler`), once, or put a "
-            "normalisation first."
-        ),
-        evidence={"rms": size, "least": least, "most": most},
+        title=title + number(value),
+        cause=cause,
+        remedy=remedy,
+        evidence={"size": value, "least": median(size.least), "most": median(size.most)},
+    )
+
+
+def _of_inputs(value: float, *, large: bool) -> tuple[str, str]:
+    effect = (
+        "the first outputs, the loss and the gradient are as much larger, units saturate or die in "
+        "the first steps, and the training is spent on shrinking what comes of them. Pixels that "
+        "were not divided by 255, or features in their own units."
+        if large
+        else "beside its biases the first layer hardly sees them, and hardly learns from them. "
+        "Possibly they are scaled twice, in the data set and in a transform."
+    )
+    return (
+        f"What the first layer is given has a root mean square of {number(value)} (zeros aside), "
+        f"where weights are initialised for 1: {effect}",
+        "Bring the inputs to mean 0 and standard deviation 1, with numbers from the training data "
+        "(`transforms.Normalize`, `StandardScaler`), once, or put a normalisation first.",
+    )
+
+
+def _of_weights(value: float, *, large: bool) -> tuple[str, str]:
+    effect = (
+        "the first outputs and gradients are far too large, units saturate or die, and usual steps "
+        "are too small to bring the weights down"
+        if large
+        else "outputs and gradients fade from layer to layer"
+    )
+    return (
+        "In the median of the linear and convolutional layers the weights' root mean square times "
+        f"the root of the inputs of a unit is {number(value)}: so many times what goes in comes "
+        "out, layer by layer, where initialisations in use have 0.1 to 2. With weights like that "
+        f"{effect}.",
+        "Initialise by fan in (`nn.init.kaiming_normal_`, `xavier_uniform_`), or leave torch's own "
+        "initialisation; of weights that were loaded, look at what they were saved from.",
     )

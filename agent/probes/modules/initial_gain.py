@@ -1,0 +1,66 @@
+"""How large the weights are that a training begins with."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.probes.norms import on_one_device
+from rankscope.agent.probes.tables import readable
+
+SERIES = "initial_gain"
+_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
+# Layers that are looked at, and how many there have to be: of a single one any size may be meant.
+_MOST, _FEWEST = 64, 2
+
+
+class InitialGain(Probe):
+    """`initial_gain`, at the first sampled step alone.
+
+    Median, over the linear and convolutional layers that are trained, of the root mean square of
+    their weights times the root of what goes into each of their outputs (fan in): so many times an
+    input of size 1 comes out larger. torch's own initialisation has 0.58, Kaiming's 1.41, Xavier's
+    and an orthogonal one about 1. Not of weights that an embedding shares, which has a scale of its
+    own. Tier `full`; costs a pass over up to 64 layers' weights.
+    """
+
+    name = "initial_gain"
+    sampled = True
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._gain: torch.Tensor | None = None
+        self._looked = False
+
+    def forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+        """Reads the weights before the first step changes them."""
+        if self._looked or not self.context.full or not self.context.trains(module):
+            return
+        self._looked = True
+        named = self.context.modules.named()
+        shared = {id(m.weight) for _, m in named if isinstance(m, nn.Embedding)}
+        layers = [m for _, m in named if isinstance(m, _LAYERS) and id(m.weight) not in shared]
+        with torch.no_grad():
+            gains = [gain for m in layers[:_MOST] if (gain := _gain(m.weight)) is not None]
+            if len(gains) >= _FEWEST:
+                self._gain = torch.stack(on_one_device(gains)).median()
+
+    def after_step(self, facts: StepFacts) -> None:
+        """Says what was read."""
+        if self._gain is not None:
+            facts.scalars[SERIES] = self._gain
+            self._gain = None
+
+
+def _gain(weight: Any) -> torch.Tensor | None:
+    """The gain of a layer that is trained; None where its weights cannot be read."""
+    if not isinstance(weight, nn.Parameter) or not weight.requires_grad or not readable(weight):
+        return None
+    if weight.dim() < 2 or not weight.is_floating_point() or not weight.numel():
+        return None
+    fan_in = weight.numel() / weight.shape[0]
+    return weight.detach().float().square().mean().sqrt() * math.sqrt(fan_in)
