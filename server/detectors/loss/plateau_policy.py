@@ -81,4 +81,4 @@ class PlateauPolicy(Policy):
     large_inputs: float = 30.0
     nearing: Share = 1 / 3
     guessed: Share = 0.1
-    vanished: Share = 0.05
+    vanished: Share = 0.1
