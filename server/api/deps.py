@@ -60,7 +60,8 @@ def known_run(connection: Connection, run: str) -> Any:
         alike = " or ".join(repr(one) for one in runs.similar(connection, run))
         meant = f"did you mean {alike}? " if alike else ""
         raise Problem(
-            404, f"there is no run {run!r}; {meant}GET /api/v1/runs lists the runs there are"
+            404,
+            f"there is no run {run!r}; {meant}`rankscope runs` (GET /api/v1/runs) lists them",
         )
     return row
 

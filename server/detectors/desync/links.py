@@ -247,9 +247,11 @@ def _one_element(incident: Divergence) -> tuple[str, str]:
     )
     return (
         f"A single element of {tensor.name} changed {how}: a bit that flipped in memory or in "
-        "computation (one bucket of its sketch differs, all others are equal to the last bit).",
-        f"Take the device or memory of {ranks(incident.ranks)} out of service and test it (ECC "
-        f"errors, memtest, dcgmi diag). {restore(incident)}",
+        "computation, or code that writes this one element there alone (one bucket of its sketch "
+        "differs, all others are equal to the last bit).",
+        f"Look for code around step {incident.first_step} that writes to {tensor.name} on "
+        f"{ranks(incident.ranks)} only. If there is none, take the device or memory out of service "
+        f"and test it (ECC errors, memtest, dcgmi diag). {restore(incident)}",
     )
 
 

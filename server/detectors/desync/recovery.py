@@ -20,7 +20,13 @@ def restore(incident: Divergence, source: str = "") -> str:
         if incident.first_step > 0
         else "start again"
     )
+    # Settings are compared between ranks that hold parts of one model, too.
+    parts = (
+        " (not where each holds a part of the model: that would destroy it)"
+        if incident.stage == "hyperparameters"
+        else ""
+    )
     return (
         "Then make the ranks equal again: broadcast parameters and optimizer state from "
-        f"{source}, or {again}."
+        f"{source}{parts}, or {again}."
     )
