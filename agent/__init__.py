@@ -35,8 +35,9 @@ def __getattr__(name: str) -> Any:
 
         try:
             return version("rankscope")
-        except PackageNotFoundError:
-            return "unknown"  # a checkout on the module path, which nobody has installed
+        except (PackageNotFoundError, OSError):
+            # A checkout on the module path, which nobody has installed; or no file can be opened.
+            return "unknown"
     if name in _HOMES:
         # `import_module` binds the submodule `attach` or `start` in this package; the function must
         # win, so it is bound again here, and this hook is not called for it a second time.

@@ -65,7 +65,7 @@ LINK_RULES = (
     Rule(
         root=("loss.mismatch",),
         consequence=(
-            *("loss.plateau", "loss.diverging", "loss.oscillating", "accuracy.", "lr."),
+            *("loss.plateau", "loss.oscillating", "accuracy.", "lr."),
             *("gradient.vanishing", "gradient.exploding", "clipping.saturated", "batch.noise"),
         ),
         earliest=-BLUR,
