@@ -25,8 +25,8 @@ _FEW_POINTS = 60
 # Percent of the values at each end without which the usual range is found, of so many at least, and
 # how many times as wide all of them must be; and what is left free, as plotly does.
 _ENDS, _ENOUGH, _FLAT, _PADDING = 1.0, 100, 4.0, 0.05
-# Some units in the last place of float32 (1.2e-7): a rate of 0.02 that is 0.0199999996 at some steps
-# is one value, and ticks between both would tell of nothing else.
+# Some units in the last place of float32 (1.2e-7): a rate of 0.02 that is 0.0199999996 at some
+# steps is one value, and ticks between both would tell of nothing else.
 _ROUNDING = 4e-7
 # On shorter axes plotly would put ticks between the steps.
 _FEW_STEPS = 8
