@@ -103,7 +103,8 @@ def test_the_headline_answers_what_since_when_who_and_where(open_page, server):
     for said in (
         "Critical problem",
         "Last identical",
-        "step 137: a checkpoint saved up to then is good on all ranks",
+        "step 136: a checkpoint saved up to then is good on all ranks",
+        "step 137",
         "rank 2",
         "process ",
         "What to do",
