@@ -196,6 +196,7 @@ def _by_layer_and_alert(router: APIRouter, source: Source) -> None:
             marks=source.marks(run),
             x_range=view.axis,
             letters=letters,
+            last=(int(found.steps[-1]), found.values[:, -1]) if len(found.steps) else None,
         )
         return assets.figure_response(request, figure)
 

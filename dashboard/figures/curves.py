@@ -25,6 +25,9 @@ _FEW_POINTS = 60
 # Percent of the values at each end without which the usual range is found, of so many at least, and
 # how many times as wide all of them must be; and what is left free, as plotly does.
 _ENDS, _ENOUGH, _FLAT, _PADDING = 1.0, 100, 4.0, 0.05
+# Some units in the last place of float32 (1.2e-7): a rate of 0.02 that is 0.0199999996 at some
+# steps is one value, and ticks between both would tell of nothing else.
+_ROUNDING = 4e-7
 # On shorter axes plotly would put ticks between the steps.
 _FEW_STEPS = 8
 # More rows than this in one hover box cover the chart.
@@ -284,7 +287,9 @@ def _around_one_value(curves: Sequence[Curve]) -> dict[str, Any]:
     Plotly would show it in the middle of 2: a learning rate of 0.002 stood at what looks like 0.
     """
     values = _drawn(curves)
-    if not values.size or values.min() < values.max() or not 0 < abs(values[0]) < 1:
+    if not values.size or not 0 < abs(values[0]) < 1:
+        return {}
+    if values.max() - values.min() > _ROUNDING * abs(values[0]):
         return {}
     return {"range": sorted((0.0, 2.0 * float(values[0])))}
 

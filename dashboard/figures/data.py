@@ -234,7 +234,8 @@ def overlap_matrix(
                 "font": {"size": 11, "color": theme.muted},
             },
             "tickfont": {"size": 10, "color": theme.muted},
-            "tickformat": ".0%",
+            # Ticks of a scale that ends at 2 % are parts of a percent.
+            "tickformat": ".2~%",
             "thickness": 10,
             "outlinewidth": 0,
             "xpad": 6,

@@ -32,6 +32,7 @@ def layer_heatmap(
     marks: Sequence[Mark] = (),
     x_range: tuple[float, float] | None = None,
     letters: int = 30,
+    last: tuple[int, Float64] | None = None,
 ) -> go.Figure:
     """A number of every tensor: a vanished gradient is seen, not read.
 
@@ -50,6 +51,8 @@ def layer_heatmap(
         marks: alerts.
         x_range: first and last step that the axis shows; default: those of the data.
         letters: of a name that fit beside the chart.
+        last: step and values float64 [T] of the last sample, which the summary names; default:
+            those of the last column.
 
     Returns:
         A figure; `layout.meta` has a summary, and as `zero` the tensors with a value of 0.
@@ -98,7 +101,7 @@ def layer_heatmap(
         "ticktext": [inert(_short(label, letters)) for label in labels[::every]],
     }
     settings["meta"] = {
-        "summary": _summary(title, names, rank, steps, low, high, zero),
+        "summary": _summary(title, names, rank, steps, low, high, zero, last),
         "zero": zero,
         "names": labels,
         "rank": rank,
@@ -157,17 +160,19 @@ def _summary(
     low: Float64,
     high: Float64,
     zero: Sequence[str],
+    last: tuple[int, Float64] | None,
 ) -> str:
     parts = [f"{title} of {len(names)} tensors of rank {rank}"]
     parts[0] += f", steps {int(steps[0])} to {int(steps[-1])}"
-    typical = np.full(len(names), np.nan)
-    positive = np.where((low > 0) & np.isfinite(low), low, np.nan)
-    some = np.isfinite(positive).any(axis=1)
-    typical[some] = np.nanmedian(positive[some], axis=1)
-    if some.any():
-        least, most = int(np.nanargmin(typical)), int(np.nanargmax(typical))
-        parts.append(f"smallest {names[least]} ({number(float(typical[least]))})")
-        parts.append(f"largest {names[most]} ({number(float(typical[most]))})")
+    # Those of the end: over all steps, a layer that vanishes late would not stand out.
+    step, values = last or (int(steps[-1]), high[:, -1])
+    positive = np.where((values > 0) & np.isfinite(values), values, np.nan)
+    if np.isfinite(positive).any():
+        least, most = int(np.nanargmin(positive)), int(np.nanargmax(positive))
+        parts.append(
+            f"at step {step}: smallest {names[least]} ({number(float(positive[least]))}), "
+            f"largest {names[most]} ({number(float(positive[most]))})"
+        )
     if zero:
         more = f" and {len(zero) - 3} more" if len(zero) > 3 else ""
         parts.append(f"zero in {', '.join(zero[:3])}{more}")

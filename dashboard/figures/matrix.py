@@ -176,6 +176,9 @@ def _numbers(
 
 
 def _short(value: float) -> str:
+    """Two digits, as a decimal where it is short: 1.2, 0.33; else 1.2e-5."""
+    if 0.01 <= value < 100:
+        return f"{float(f'{value:.2g}'):g}"
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{mantissa}e{int(exponent)}"
 

@@ -15,6 +15,10 @@ from rankscope.dashboard.figures.theme import LIGHT, Theme, layout
 # What the parts are computed from.
 SERIES = ("compute_seconds", "wait_seconds", "data_seconds", "step_seconds")
 _PARTS = ("compute", "wait for other ranks", "data", "step")
+# The rank that holds the others up waits less than half as long as any of them, and by 5 % of the
+# step less: below that, ranks of one job differ by what else their machines do.
+_FEW_WAITS = 0.5
+_LEAST_GAP = 0.05
 
 
 def time_by_rank(
@@ -196,16 +200,46 @@ def _facts(parts: Mapping[str, Float64], ranks: Sequence[int]) -> dict[str, Any]
         return float((part[known] / total[known]).mean()) if known.any() else None
 
     facts = {"wait_share": share(wait), "data_share": share(data)}
-    slowest = ranks[int(np.argmax(np.where(np.isfinite(own), own, 0.0)))]
     said = [f"mean step {total.mean():.3g} ms on {len(ranks)} ranks"]
     if facts["wait_share"] is not None:
         said.append(f"{facts['wait_share']:.0%} of it waiting for other ranks")
     if facts["data_share"] is not None:
         said.append(f"{facts['data_share']:.0%} for data")
-    if np.isfinite(own).any() and len(ranks) > 1:
+    if (holder := _holding_up(wait, total)) is not None:
+        said.append(_held_up(holder, parts, ranks))
+    elif np.isfinite(own).any() and not np.isfinite(wait).any() and len(ranks) > 1:
+        slowest = ranks[int(np.argmax(np.where(np.isfinite(own), own, 0.0)))]
         said.append(f"longest computing: rank {rank_list([slowest])}")
     milliseconds = {
         name: {str(r): float(v) for r, v in zip(ranks, values, strict=True) if np.isfinite(v)}
         for name, values in parts.items()
     }
     return {"summary": "; ".join(said), **facts, "milliseconds": milliseconds}
+
+
+def _holding_up(wait: Float64, total: Float64) -> int | None:
+    """Row of the rank for which the others wait; None where none stands out.
+
+    Args:
+        wait: milliseconds [R]; NaN where it is not known.
+        total: milliseconds [R] of the whole step.
+    """
+    if len(wait) < 2 or not np.isfinite(wait).all():
+        return None
+    row = int(np.argmin(wait))
+    others = float(np.delete(wait, row).min())
+    gap = others - float(wait[row])
+    stands_out = wait[row] < _FEW_WAITS * others and gap > _LEAST_GAP * float(np.median(total))
+    return row if stands_out else None
+
+
+def _held_up(row: int, parts: Mapping[str, Float64], ranks: Sequence[int]) -> str:
+    """`rank 3 holds the others up: it waits 1 ms (the others 30), ...`."""
+    own, wait, data, _ = parts.values()
+    words = [
+        f"{name} {values[row]:.3g} ms (the others {np.median(rest):.3g})"
+        for name, values in (("waits", wait), ("data", data), ("computing", own))
+        for rest in (np.delete(values, row)[np.isfinite(np.delete(values, row))],)
+        if np.isfinite(values[row]) and rest.size
+    ]
+    return f"rank {ranks[row]} holds the others up: {', '.join(words)}"

@@ -29,24 +29,35 @@ const state = new QueryState({ ...NOTHING, consequences: "", shown: String(PAGE)
 let asked = 0; // Number of the newest question: an answer to an older one comes too late.
 let refused = false; // The filter as it is: asked again, it would be refused again.
 
+/** The list, in its order: what is open, the gravest first, then what is over; each newest first. */
+function parts() {
+  const severities = state.get("severity") ? [state.get("severity")] : CHOICES.severity;
+  const open = severities.map((severity) => ({ state: "open", severity }));
+  return [...(state.get("state") === "resolved" ? [] : open), ...(state.get("state") === "open" ? [] : [{ state: "resolved" }])];
+}
+
 async function load() {
   if (document.hidden || refused) return;
   const mine = ++asked;
   try {
     const items = [];
-    let cursor = null;
     const wanted = Number(state.get("shown"));
-    do {
-      const page = await get("/api/v1/alerts", {
-        ...Object.fromEntries(NAMES.map((name) => [name, state.get(name)])),
-        consequences: state.get("consequences"), limit: Math.min(wanted - items.length, 500), cursor,
-      });
-      items.push(...page.items);
-      cursor = page.next_cursor;
-    } while (cursor && items.length < wanted && mine === asked);
-    if (mine !== asked) return;
+    for (const part of parts()) {
+      let cursor = null;
+      do {
+        const page = await get("/api/v1/alerts", {
+          ...Object.fromEntries(NAMES.map((name) => [name, state.get(name)])), ...part,
+          // One more than is shown says whether there are more.
+          consequences: state.get("consequences"), limit: Math.min(wanted + 1 - items.length, 500), cursor,
+        });
+        items.push(...page.items);
+        cursor = page.next_cursor;
+      } while (cursor && items.length <= wanted && mine === asked);
+      if (mine !== asked) return;
+      if (items.length > wanted) break;
+    }
     showError(null);
-    announce(items, Boolean(cursor));
+    announce(items.slice(0, wanted), items.length > wanted);
   } catch (error) {
     if (mine !== asked) return;
     if (error instanceof Problem && error.status === 422) refuse(error);

@@ -6,6 +6,9 @@ import { onKey, showError } from "./frame.js";
 import { Plot } from "./plot.js";
 
 const MAX_CHARTS = 24;
+// What the headline names of the settings that differ, and of a value: the table has all.
+const NAMED = 4;
+const VALUE_LENGTH = 40;
 /** `?runs=a,b` or `?runs=a&runs=b`: an id may have a comma in it. */
 const given = new URLSearchParams(location.search).getAll("runs");
 const runs = given.length === 1 ? given[0].split(",") : given;
@@ -39,6 +42,7 @@ function tell({ runs: both, configuration, verdicts, checks, alerts, metrics, bi
     $("headline"),
     el("p", { class: `state is-${tone}` }, WORDS[bits.state]),
     el("h1", {}, names.flatMap((name, n) => [n ? " and " : "", el("a", { href: runPage(name) }, name)])),
+    el("p", { class: "cause" }, settings(configuration)),
     el("p", { class: "cause" }, bits.summary),
   );
   for (const id of ["runs", "bits", "metrics", "configuration", "alerts"]) show($(`${id}-panel`));
@@ -52,12 +56,28 @@ function tell({ runs: both, configuration, verdicts, checks, alerts, metrics, bi
     m.metric, ...m.final.map((v) => number(v)), m.steps ? (m.first_differing === null ? "nowhere" : `step ${m.first_differing}`) : "no common step",
     m.at_largest ? `${m.at_largest.map((v) => number(v)).join(" and ")} at step ${m.largest_step}` : "\u2013",
   ]));
-  $("configuration-count").textContent = `${configuration.differing.length} settings differ, ${configuration.equal} are the same`;
+  $("configuration-count").textContent = `${differ(configuration)}, ${configuration.equal} ${configuration.equal === 1 ? "is" : "are"} the same`;
   table($("configuration"), ["", ...names], configuration.differing.map((d) => [el("code", {}, d.key), ...d.values.map(setting)]));
   const what = (found) => (found ? [severityBadge(found.severity), ` from step ${found.first_step}, ${found.ranks.length ? ranksText(found.ranks) : "the whole run"}`] : "\u2013");
   table($("alerts"), ["Alerts", ...names], alerts.map((a) => [el("code", {}, a.kind), ...a.runs.map(what)]), "No alert in either run.");
   table($("checks"), ["Checks", ...names], checks.map((c) => [el("code", {}, c.name), ...c.states.map((s) => s?.replace("_", " ") ?? "\u2013")]), "Each check came to the same in both runs.");
 }
+
+const differ = ({ differing: { length } }) => (length === 1 ? "1 setting differs" : `${length || "No"} settings differ`);
+
+/** "2 settings differ: lr 0.004 \u2192 0.1, seed 1 \u2192 2", the most relevant first. */
+function settings(configuration) {
+  const named = configuration.differing.slice(0, NAMED);
+  if (!named.length) return `${differ(configuration)}.`;
+  const words = named.map(({ key, values }) => `${key} ${values.map(inWords).join(" \u2192 ")}`).join(", ");
+  const left = configuration.differing.length - named.length;
+  return `${differ(configuration)}: ${words}${left ? ` and ${left} more` : ""}.`;
+}
+
+const inWords = (value) => {
+  const text = value === null ? "\u2013" : typeof value === "number" ? number(value) : JSON.stringify(value);
+  return text.length > VALUE_LENGTH ? `${text.slice(0, VALUE_LENGTH)}\u2026` : text;
+};
 
 const setting = (value) => (value === null ? "\u2013" : el("code", {}, JSON.stringify(value)));
 
@@ -66,7 +86,7 @@ function tellBits(bits) {
   fill(
     $("bits"),
     el("p", {}, bits.summary),
-    bits.steps > 0 && el("p", { class: "muted" }, `${count(bits.steps)} steps were compared, from ${bits.first_step} to ${bits.last_step}, on ${ranksText(bits.ranks)}.`),
+    bits.steps > 0 && el("p", { class: "muted" }, `${bits.steps === 1 ? `Step ${bits.first_step} was compared` : `${count(bits.steps)} steps were compared, from ${bits.first_step} to ${bits.last_step}`}, on ${ranksText(bits.ranks)}.`),
     bits.state !== "not_compared" && bits.not_compared.length > 0 && el("p", {}, "Not compared:"),
     bits.state !== "not_compared" && el("ul", {}, bits.not_compared.map((text) => el("li", {}, text))),
     (bits.same_seed !== null || bits.first?.after === null) && el("p", { class: "muted" }, seed[bits.same_seed]),

@@ -7,6 +7,8 @@ import { saidBy } from "./ask.js";
 
 const SETTLE_MS = 15000;
 const BEHIND_S = 60;
+// Hosts that are named: more would take the first screen.
+const HOSTS = 4;
 const passed = new Map(); // run -> when it was last seen to pass
 
 /** Between a batch and its evaluation a passing run is pending for a moment; it still reads as passing. */
@@ -49,7 +51,7 @@ function whole(word, { run, verdict, roots, ranks }) {
 }
 
 const PROBLEMS = { critical: "Critical problem", warning: "Warning" };
-const REPLICAS = /^desync\.(parameters|gradients|optimizer|buffers)$/;
+export const REPLICAS = /^desync\.(parameters|gradients|optimizer|buffers)$/;
 
 function broken(open, run, ranks) {
   const [first, ...others] = open;
@@ -74,7 +76,8 @@ function broken(open, run, ranks) {
         tensors && answer("Tensor", ...tensors),
         answer("Distance", size(first.evidence)),
         // What replicas hold was the same up to here: a checkpoint from before is sound.
-        REPLICAS.test(first.kind) && first.since.after !== null && answer("Last identical", `step ${first.since.after}`),
+        REPLICAS.test(first.kind) && first.since.after !== null && answer("Last identical",
+          `step ${first.since.after}: a checkpoint saved up to then is good on all ranks`),
       ),
       el(
         "div",
@@ -86,10 +89,16 @@ function broken(open, run, ranks) {
   };
 }
 
-/** Host and process of the rank that an alert names, where it is one. */
+/** Host and process of the rank that an alert names; of several (of all, where it names none) their hosts. */
 function where(alert, ranks) {
-  const rank = alert.ranks.length === 1 && ranks.find((rank) => rank.rank === alert.ranks[0]);
-  return rank && rank.host ? answer("Where", `${rank.host}, process ${rank.pid}`) : null;
+  const named = ranks.filter((rank) => rank.host && (!alert.ranks.length || alert.ranks.includes(rank.rank)));
+  if (!named.length) return null;
+  if (named.length === 1) return answer("Where", `${named[0].host}, process ${named[0].pid}`);
+  const hosts = [...new Set(named.map((rank) => rank.host))];
+  if (hosts.length === 1) return answer("Where", `${hosts[0]}, ${named.length} processes`);
+  const on = (host) => named.filter((rank) => rank.host === host).map((rank) => rank.rank);
+  const shown = hosts.slice(0, HOSTS).map((host) => `${host} (${ranksText(on(host))})`);
+  return answer("Where", shown.join(", ") + (hosts.length > HOSTS ? ` and ${hosts.length - HOSTS} more` : ""));
 }
 
 /** How far replicas differ, where the finding is of such: the newest of its sizes. */
@@ -182,7 +191,7 @@ function lost(run, ranks) {
         { class: "answers" },
         answer("Who", ranks.length === 1 ? ranksText([ranks[0].rank]) : `all ${ranks.length} ranks that had reported`),
         answer("Last step", run.last_step < 0 ? "none" : String(run.last_step)),
-        hosts.length > 0 && answer("Where", hosts.slice(0, 4).join(", ") + (hosts.length > 4 ? ` and ${hosts.length - 4} more` : "")),
+        hosts.length > 0 && answer("Where", hosts.slice(0, HOSTS).join(", ") + (hosts.length > HOSTS ? ` and ${hosts.length - HOSTS} more` : "")),
       ),
       el(
         "div",

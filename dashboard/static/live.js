@@ -11,11 +11,14 @@ const TEXTS = {
   lost: ["no connection", "The server does not answer; trying again"],
 };
 
+const OVER = ["connected", "The run is over; alerts and what is said of them still arrive as they happen"];
+
 export class Live {
   #url;
   #onEvent;
   #source = null;
   #timer = null;
+  #going = true;
 
   /** onEvent(name, data) is called for each event; with null where there may be news of any kind. */
   constructor(url, eventNames, onEvent) {
@@ -30,8 +33,15 @@ export class Live {
   #say(state) {
     const label = $("live");
     label.dataset.state = state;
-    [label.textContent, label.title] = TEXTS[state];
+    [label.textContent, label.title] = state === "live" && !this.#going ? OVER : TEXTS[state];
     show(label);
+  }
+
+  /** Whether the run still goes on: of one that is over nothing is live but the connection. */
+  follows(going) {
+    if (this.#going === going) return;
+    this.#going = going;
+    if ($("live").dataset.state === "live") this.#say("live");
   }
 
   /** Whether the server answers at all, which is known to who asks it. */

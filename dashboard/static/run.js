@@ -7,11 +7,12 @@ import { Problem, age, get, root, runPath, serverNow } from "./api.js";
 import { AXES, Charts } from "./charts.js";
 import { checks } from "./checks.js";
 import { comparison } from "./comparison.js";
+import { differing } from "./configurations.js";
 import { contents } from "./contents.js";
 import { $, debounce, duration, el, fill, parseRanks, rankList, severitySign, show, stateBadge, stepText, throttle, verdictBadge } from "./dom.js";
 import { exportMenu } from "./exports.js";
 import { onKey, showError } from "./frame.js";
-import { headline, settled, staleness } from "./headline.js";
+import { REPLICAS, headline, settled, staleness } from "./headline.js";
 import { Live } from "./live.js";
 import { Overviews } from "./overviews.js";
 import { Plot, plotly } from "./plot.js";
@@ -32,6 +33,8 @@ const PATIENCE = 60;
 const MAX_EVENTS = 20;
 // Newest runs of a project among which a good one is looked for.
 const RECENT = 50;
+// Passing ones among them whose configurations are asked for.
+const CANDIDATES = 10;
 
 const run = document.body.dataset.run;
 const path = runPath(run);
@@ -47,7 +50,7 @@ const state = new QueryState({
   if (!(Number(values.smoothing) >= 0 && Number(values.smoothing) < 1)) values.smoothing = "0";
   for (const name of ["ranks", "highlight"]) if (parseRanks(values[name]) === null) values[name] = "";
 });
-let good = null; // { name, address }: the newest run of the project that passed before this one.
+let good = null; // { name, address, words }: of the runs of the project that passed before this one the most alike.
 let facts = null; // { run, verdict, alerts, ranks }
 let drawn = ""; // What the charts have been told of.
 let charted = { step: 0, judged: 0, alerts: "", at: -Infinity }; // What they show.
@@ -93,13 +96,24 @@ const heat = new Plot($("heat"), {
 const matrix = new Plot($("matrix"));
 $("heat-files").replaceChildren(exportMenu(heat, () => "divergence"));
 
+/** Link and step at which the card is shown: those that were chosen, else those of the headline's alert. */
+function compared() {
+  const chosen = { stage: state.get("stage"), step: state.get("step") };
+  if (chosen.stage || !featured || !REPLICAS.test(featured.kind)) return chosen;
+  // Before the first picture it is not known which links were compared.
+  if (heat.meta && !(heat.meta.stages ?? []).includes(featured.stage)) return chosen;
+  return { stage: featured.stage, step: chosen.step || String(featured.first_step) };
+}
+
 async function drawDivergence() {
   const theme = window.rankscopeTheme.current();
+  const { stage, step } = compared();
   try {
     $("heat").style.setProperty("--height", `${Math.min(520, Math.max(190, 100 + 26 * (facts.ranks.length || 1)))}px`);
     await heat.draw(`/runs/${encodeURIComponent(run)}/figures/divergence.json`, {
-      stage: state.get("stage"), from_step: state.get("from"), to_step: state.get("to"), selected: state.get("step"), theme,
+      stage, from_step: state.get("from"), to_step: state.get("to"), selected: step, theme,
     });
+    if (compared().stage !== stage) return void (await drawDivergence());
     offerStages(heat.meta);
     $("heat").dataset.drawn = "true";
   } catch (error) {
@@ -108,7 +122,7 @@ async function drawDivergence() {
   }
   try {
     await matrix.draw(`/runs/${encodeURIComponent(run)}/figures/distances.json`, {
-      stage: state.get("stage"), step: state.get("step"), theme, // the stage that the run has, by now
+      stage, step, theme, // the stage that the run has, by now
     });
     $("matrix-title").textContent = `Distance of every two ranks at step ${matrix.meta.step}`;
     $("matrix").dataset.drawn = "true";
@@ -241,10 +255,16 @@ function chartsGrew() {
 async function findGood() {
   const { project, started_at: began } = facts.run;
   const { items } = await get("/api/v1/runs", { project, order: "newest", limit: RECENT });
-  const found = items.find((one) => one.id !== run && one.verdict === "pass" && Date.parse(one.started_at) < Date.parse(began));
-  if (!found) return;
+  const passed = items.filter((one) => one.id !== run && one.verdict === "pass" && Date.parse(one.started_at) < Date.parse(began));
+  if (!passed.length) return;
+  const about = await Promise.all(passed.slice(0, CANDIDATES).map((one) => get(runPath(one.id))));
+  const counts = about.map((one) => differing(one.config ?? {}, facts.run.config ?? {}));
+  // Newest first: of those that differ in as few settings the newest one.
+  const fewest = Math.min(...counts);
+  const found = about[counts.indexOf(fewest)];
   const query = [found.id, run].map((id) => `runs=${encodeURIComponent(id)}`).join("&");
-  good = { name: found.name || found.id, address: `${root}/compare?${query}` };
+  const words = fewest === 1 ? "1 setting differs" : `${fewest || "no"} settings differ`;
+  good = { name: found.name || found.id, address: `${root}/compare?${query}`, words };
   tick();
 }
 
@@ -279,6 +299,7 @@ function heard(name, data) {
 function announce() {
   const { run: about, verdict, ranks } = facts;
   const started = about.last_step >= 0;
+  live.follows(about.state === "running");
   featured = headline($("headline"), facts);
   for (const id of ["checks-panel", "facts"]) show($(id));
   show($("empty"), !started);
@@ -329,7 +350,7 @@ function tick() {
       ranks.length < about.world_size && el("span", { class: "stale" }, ` (${about.world_size - ranks.length} missing)`)),
     fact("Last step", stepText(about.last_step)),
     fact("Last heard of", staleness(about) ?? ago(about.last_seen_at)),
-    good && fact("Last good run", el("a", { href: good.address, title: "What differs from it: configuration, curves, alerts, bits" }, `compare with ${good.name}`)),
+    good && fact("Last passing run", el("a", { href: good.address, title: "Of those like it the newest; what differs: configuration, curves, alerts, bits" }, `compare with ${good.name}`), ` (${good.words})`),
     fact("Started", el("time", { datetime: about.started_at, title: about.started_at }, ago(about.started_at))),
   );
   // As the charts have it: what follows from an alert and mere information make nobody a suspect.

@@ -114,15 +114,14 @@ function row(run) {
   return el(
     "tr",
     {},
-    el("td", { class: "pick" }, el("input", { type: "checkbox", "aria-label": `Compare ${run.id}`, checked: picked.includes(run.id), onchange: () => pick(run.id) }), " ", el("a", { class: "run", href: runPage(run.id) }, run.name || run.id), " ", el("span", { class: "muted" }, run.project)),
+    el("td", { class: "pick" }, el("input", { type: "checkbox", "aria-label": `Compare ${run.id}`, checked: picked.includes(run.id), onchange: () => pick(run.id) }), " ", el("a", { class: "run", href: runPage(run.id), title: run.name || run.id }, run.name || run.id), " ", el("span", { class: "muted" }, run.project)),
     el("td", { "data-label": "Verdict" }, verdict(run)),
     el("td", { "data-label": "State" }, stateBadge(run.state)),
     el("td", { "data-label": "Open alerts", class: "alerts" }, openAlerts(run)),
     el("td", { "data-label": "Ranks", class: "number" }, count(run.world_size)),
     el("td", { "data-label": "Last step", class: "number" }, stepText(run.last_step)),
     el("td", { "data-label": "Heard of", class: "nowrap" }, staleness(run) ?? `${duration(age(run.last_seen_at))} ago`),
-    el("td", { "data-label": "Started", class: "nowrap" }, el("time", { datetime: run.started_at, title: run.started_at }, `${duration(age(run.started_at))} ago`)),
-    el("td", { "data-label": "Duration", class: "nowrap" }, duration(lasted(run))),
+    el("td", { "data-label": "Duration", class: "nowrap" }, el("time", { datetime: run.started_at, title: `Started ${run.started_at}` }, duration(lasted(run)))),
     el("td", { "data-label": "Loss", class: "spark", "data-run": run.id }),
   );
 }

@@ -103,14 +103,20 @@ def test_the_headline_answers_what_since_when_who_and_where(open_page, server):
     for said in (
         "Critical problem",
         "Last identical",
+        "step 136: a checkpoint saved up to then is good on all ranks",
         "step 137",
         "rank 2",
+        "process ",
         "What to do",
         alert["title"],
         alert["remedy"].replace("`", ""),
     ):
         assert said in text
     assert alert["tensors"][0] in text
+    # The card below opens where the alert began.
+    page.wait_for_selector("#comparison h3", state="attached")
+    assert page.inner_text("#matrix-title").endswith(f"at step {alert['first_step']}")
+    assert page.input_value("#stage") == alert["stage"]
     assert alert["stage"].replace("_", " ") in text
     assert page.title().startswith("\u25b2")
     page.locator("#checks-panel .fold-button").click()
@@ -124,6 +130,8 @@ def test_the_headline_answers_what_since_when_who_and_where(open_page, server):
 def test_a_healthy_run_reads_as_fine_and_names_what_was_not_checked(open_page, server):
     page = open_page("/runs/healthy")
     page.wait_for_selector("#headline:not([aria-busy])")
+    # It is over: what lives is the page's connection.
+    page.wait_for_selector('#live[data-state="live"] >> text=connected')
     verdict = httpx.get(f"{server}/api/v1/runs/healthy/verdict").json()
     for check in verdict["checks"]:
         row = page.locator(f'#checks li[data-name="{check["name"]}"]')
@@ -136,7 +144,7 @@ def test_events_arrive_without_a_reload(open_page, server):
     page = open_page("/runs/living?q=loss", height=1600)
     page.evaluate("window.here = 'since the first load'")
     assert max(lines(page, "loss")["rank 0"][0]) == 99
-    page.wait_for_selector('#live[data-state="live"]')
+    page.wait_for_selector('#live[data-state="live"] >> text=live')
     post(server, run, 100, 200)
     # Ranks post one after the other: the page may be drawn anew between the two.
     of_ranks = "plot.data.filter((line) => line.name?.startsWith('rank '))"

@@ -94,6 +94,18 @@ def test_each_filter_is_applied_by_the_server_and_stands_in_the_address(open_pag
     page.wait_for_url("**/runs/otter#alert-a")
 
 
+def test_what_is_open_and_grave_comes_first(open_page):
+    page = open_page("/alerts?shown=200")
+    wait_for_alerts(page, 121)
+    titles = page.locator(".alert h3").all_inner_texts()
+    # The critical one is the oldest of all; of one severity the newest comes first.
+    assert page.locator(".alert").first.get_attribute("id") == "alert-a"
+    assert titles[1:] == [
+        *(f"Spike number {n}" for n in range(119, 0, -2)),
+        *(f"Spike number {n}" for n in range(118, -1, -2)),
+    ]
+
+
 def test_a_link_brings_the_filter_and_how_much_of_the_list_is_shown(open_page):
     page = open_page("/alerts?q=spike&severity=warning&project=speech&kind=loss.spike&shown=100")
     wait_for_alerts(page, 100)

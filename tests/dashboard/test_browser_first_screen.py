@@ -167,7 +167,8 @@ def test_nonsense_in_an_address_is_left_out(open_page):
     )
     assert not page.is_visible("#range")
     assert page.input_value("#smoothing") == "0"
-    assert page.input_value("#stage") == "parameters"
+    # The link of the alert that the headline is about.
+    assert page.input_value("#stage") == "reduced_gradient"
     page = open_page("/runs/broken?from=90&to=20")
     assert not page.is_visible("#range")
 

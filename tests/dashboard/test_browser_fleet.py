@@ -85,21 +85,32 @@ def test_the_list_has_running_runs_first_and_draws_their_losses(browser, server)
 
 
 def test_a_broken_run_leads_to_what_changed_since_the_last_good_one(browser, server):
-    # The newest one that passed before this one, of its project.
-    for name, ago in (("oldest", 9000.0), ("before", 6000.0)):
-        good = SyntheticRun(run=name, ranks=2, steps=200, seconds_ago=ago)
+    # Of those that passed before this one, of its project, the most alike, and of these the newest.
+    for name, ago, settings in (
+        ("oldest", 9000.0, {}),
+        ("before", 6000.0, {}),
+        ("other", 3000.0, {"lr": 0.1, "data": {"workers": 4}}),
+    ):
+        good = SyntheticRun(run=name, ranks=2, steps=200, seconds_ago=ago, settings=settings)
         post(server, good, size=200)
         wait_until_evaluated(server, good)
     with watched_page(browser, server) as watched:
         page = watched.page
         page.goto("/runs/monday")
+        page.wait_for_selector("#facts >> text=no settings differ")
         page.get_by_role("link", name="compare with before").click()
         page.wait_for_url("**/compare?runs=before&runs=monday")
         page.locator("#configuration").wait_for(state="attached")
+        page.goto("/compare?runs=other&runs=monday")
+        page.wait_for_selector("#headline.panel:not([aria-busy])")
+        first = page.locator("#headline .cause").first.inner_text()
+        assert first == "2 settings differ: lr 0.1 \u2192 \u2013, data.workers 4 \u2192 \u2013."
+        panels = page.locator("main > section.panel").evaluate_all("(all) => all.map((p) => p.id)")
+        assert panels.index("configuration-panel") < panels.index("bits-panel")
         # One that passes asks no such question.
         page.goto("/runs/before")
         page.wait_for_selector("#headline.is-ok")
-        assert "Last good run" not in page.inner_text("#facts")
+        assert "Last passing run" not in page.inner_text("#facts")
 
 
 def test_a_run_takes_one_line_and_all_are_counted(browser, server):
@@ -127,7 +138,20 @@ def test_a_run_takes_one_line_and_all_are_counted(browser, server):
         )
         assert max(heights) < 1.3 * min(heights), heights
         assert page.evaluate("document.documentElement.scrollWidth") == 1400
-        assert page.locator("#runs a.worst").first.bounding_box()["width"] > 200
+        # Of a title there is room for 60 characters.
+        room = page.evaluate(
+            """() => [...document.querySelectorAll('#runs a.worst')].map((link) => {
+              const box = link.getBoundingClientRect();
+              const room = link.closest('td').getBoundingClientRect().right - box.left;
+              return room / (box.width / link.textContent.length);
+            })"""
+        )
+        assert min(room) >= 60
+        page.set_viewport_size({"width": 400, "height": 800})
+        link = page.locator("#runs a.worst").first
+        assert link.evaluate("(a) => a.scrollWidth > a.clientWidth")
+        assert link.evaluate("(a) => getComputedStyle(a).textOverflow") == "ellipsis"
+        page.set_viewport_size({"width": 1400, "height": 900})
         page.fill("#filter", "trial-0")
         page.wait_for_function("() => document.querySelector('#count').textContent === '10 runs'")
         watched.assert_clean()
@@ -145,4 +169,4 @@ def test_a_page_of_runs_goes_on_where_the_one_before_ended(server):
     assert names[0] == "living"
     named = [name for name in names if not name.startswith("trial-")]
     posted = {"healthy", "living", "monday", "tuesday"}
-    assert sorted(named) == sorted(posted | ({"before", "oldest"} & set(named)))
+    assert sorted(named) == sorted(posted | ({"before", "oldest", "other"} & set(named)))

@@ -232,7 +232,10 @@ def test_the_time_of_a_step_is_divided_rank_by_rank(open_page):
     assert of["data"] == pytest.approx({str(rank): 10 for rank in range(4)})
     assert facts["wait_share"] == pytest.approx(0.225)
     said = page.inner_text("#times-said")
-    assert "longest computing: rank 3" in said
+    assert (
+        "rank 3 holds the others up: waits 0 ms (the others 30), data 10 ms (the others 10)" in said
+    )
+    assert "computing 90 ms (the others 60)" in said
     page.wait_for_selector("#shares[data-drawn]")
     shares = page.evaluate(
         """document.querySelector('#shares').data

@@ -161,7 +161,7 @@ def test_the_matrix_shows_groups_and_writes_distances_of_four_ranks():
     figure = distance_matrix([0, 1, 2, 3], distance, equal, step=137)
     texts = {(a.y, a.x): a.text for a in figure.layout.annotations}
     assert texts[0, 1] == "="
-    assert texts[0, 2] == texts[2, 3] == "2.0e0"
+    assert texts[0, 2] == texts[2, 3] == "2"
     assert figure.layout.meta["summary"] == (
         "parameters of 4 ranks at step 137: 2 groups that differ, distance at most 2 (L2)"
     )

@@ -372,3 +372,16 @@ def test_one_small_value_does_not_look_like_zero(value, low, high):
     buckets = Curve(2, steps, held, held, np.full(20, 0.9))
     assert rank_curves([*flat, buckets], metric="lr").layout.yaxis.range is None
     assert rank_curves([Curve(0, steps, np.zeros(20))], metric="lr").layout.yaxis.range is None
+
+
+def test_values_that_differ_by_the_rounding_of_float32_are_one():
+    """Ticks between the two would read 0.0199999996."""
+    values = np.where(np.arange(50) % 2, np.nextafter(np.float32(0.02), np.float32(0)), 0.02)
+    axis = rank_curves([Curve(0, np.arange(50), values)], metric="lr").layout.yaxis
+    assert axis.range == pytest.approx((0.0, 0.04))
+    # A thousandth is no rounding.
+    moved = np.linspace(0.02, 0.02002, 50)
+    assert rank_curves([Curve(0, np.arange(50), moved)], metric="lr").layout.yaxis.range != (
+        0,
+        0.04,
+    )

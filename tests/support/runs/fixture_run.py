@@ -52,6 +52,7 @@ class SyntheticRun:
         hostile: names and texts with markup in them.
         state: how the ranks end.
         buckets: of a sketch.
+        settings: further members of the configuration.
     """
 
     run: str
@@ -68,6 +69,7 @@ class SyntheticRun:
     state: str = "finished"
     seconds_ago: float = 600.0
     buckets: int = 64
+    settings: dict[str, object] = field(default_factory=dict)
     _noise: dict[tuple[str, int], np.ndarray] = field(default_factory=dict, repr=False)
 
     def values(self, metric: str, rank: int) -> np.ndarray:
@@ -202,7 +204,8 @@ class SyntheticRun:
             launcher="torchrun",
             wrapper="DistributedDataParallel",
             tables={"parameters": TENSORS} | ({"watched/ema": EMA} if self.told else {}),
-            config={"optimizer": "SGD", "note": HOSTILE if self.hostile else "a fixture"},
+            config={"optimizer": "SGD", "note": HOSTILE if self.hostile else "a fixture"}
+            | self.settings,
         )
 
     def _events(self, rank: int) -> tuple[Event, ...]:
