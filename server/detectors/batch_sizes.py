@@ -105,6 +105,15 @@ def _taking_part(window: Window) -> Bool:
     return there
 
 
+def first_tokens(window: Window) -> float:
+    """First step of a window at which samples were said to be sequences; infinite for none."""
+    series = window.series.get(TOKENS)
+    if series is None:
+        return math.inf
+    there = np.flatnonzero(series.present.any(axis=0))
+    return float(window.steps[there[0]]) if len(there) else math.inf
+
+
 @dataclass(slots=True)
 class BatchSizes:
     """What is usual, and what a step of fewer samples is forgiven.

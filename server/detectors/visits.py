@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,21 +27,36 @@ class Visits:
 
     _times: Counter[int] = field(default_factory=Counter)
     _halvings: int = 0
+    _waiting: deque[tuple[int, list[int]]] = field(default_factory=deque)
 
     def take(self, window: Window) -> None:
         """Counts a window's samples, of all ranks."""
+        self.lay(window)
+        self.pass_to(window.last_step)
+
+    def lay(self, window: Window) -> None:
+        """Lays a window's samples ready; `pass_to` then lets them count step by step."""
+        found: dict[int, list[int]] = {}
         for name in SAMPLE_DIGESTS:
             series = window.digests.get(name)
             if series is None:
                 continue
-            pairs = series.values[series.present]
-            items = np.concatenate((pairs >> np.uint64(32), pairs & np.uint64(NO_SAMPLE)))
-            kept = items & np.uint64((1 << self._halvings) - 1) == 0
-            self._times.update(items[(items != np.uint64(NO_SAMPLE)) & kept].tolist())
-        while len(self._times) > _MEMORY:
-            self._halvings += 1
+            for column in np.flatnonzero(series.present.any(axis=0)).tolist():
+                pairs = series.values[series.present[:, column], column]
+                items = np.concatenate((pairs >> np.uint64(32), pairs & np.uint64(NO_SAMPLE)))
+                kept = items[items != np.uint64(NO_SAMPLE)].tolist()
+                found.setdefault(int(window.steps[column]), []).extend(kept)
+        self._waiting.extend(sorted(found.items()))
+
+    def pass_to(self, step: int) -> None:
+        """Lets everything up to and including a step count."""
+        while self._waiting and self._waiting[0][0] <= step:
             low = (1 << self._halvings) - 1
-            self._times = Counter({i: n for i, n in self._times.items() if not i & low})
+            self._times.update(i for i in self._waiting.popleft()[1] if not i & low)
+            while len(self._times) > _MEMORY:
+                self._halvings += 1
+                low = (1 << self._halvings) - 1
+                self._times = Counter({i: n for i, n in self._times.items() if not i & low})
 
     @property
     def all_new(self) -> bool:

@@ -9,13 +9,19 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.batch_sizes import SINGLE, TOKENS, BatchSizes, effective_sizes
+from rankscope.server.detectors.batch_sizes import (
+    SINGLE,
+    BatchSizes,
+    effective_sizes,
+    first_tokens,
+)
 from rankscope.server.detectors.effects import EPISODE, Rule
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.gradient import one_line
 from rankscope.server.detectors.gradient.recurring import Recurrence, Recurring
 from rankscope.server.detectors.odd_targets import SERIES, OddTargets
 from rankscope.server.detectors.policy import Count, Number, Observations, Times
+from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.waiting import too_few
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import number
@@ -78,6 +84,7 @@ class OscillatingState:
     targets: OddTargets = field(default_factory=OddTargets)
     sizes: BatchSizes = field(default_factory=BatchSizes)  # samples of a step
     tokens: bool = False
+    tokens_from: float = math.inf
     longest: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=256))
 
 
@@ -165,11 +172,13 @@ class GradientOscillating(Detector[OscillatingState]):
     def advance(self, window: Window, state: OscillatingState) -> Outcome:
         """Takes the norms one by one; a norm of 0 has no logarithm and is left out."""
         state.targets.take(window)
-        state.tokens |= TOKENS in window.series
-        for size in effective_sizes(window, "grad_norm").tolist():
-            state.sizes.push(size * len(window.ranks))
+        state.tokens_from = min(state.tokens_from, first_tokens(window))
+        posted = rank_rows(window, "grad_norm")[0].tolist()
+        sizes = dict(zip(posted, effective_sizes(window, "grad_norm").tolist(), strict=True))
         for step, row in together(window, *self.needs, *self.wants[:3], *one_line.SERIES):
             state.line.push(step, row)
+            state.tokens |= step >= state.tokens_from
+            state.sizes.push(sizes.get(step, math.nan) * len(window.ranks))
             state.signed |= row.get("loss", 0.0) < 0
             if "lr" in row:
                 state.rates.append(row["lr"])

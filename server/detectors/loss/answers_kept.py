@@ -48,13 +48,13 @@ class AnswersKept:
         self.first += [value for _, value in finite[: BLOCK - len(self.first)]]
         self.accuracies.extend(finite)
 
-    def since(self, step: int) -> bool | None:
-        """Whether the accuracy since a step is that before; None where too little is known.
+    def since(self, step: int, until: int) -> bool | None:
+        """Whether the accuracy from one step until another is that before; None for too few.
 
         The scatter is that of neighbouring differences.
         """
         before = [v for at, v in self.accuracies if at < step][-_COMPARED:]
-        since = [v for at, v in self.accuracies if at >= step]
+        since = [v for at, v in self.accuracies if step <= at <= until]
         if len(before) < _COMPARED or len(since) < _COMPARED:
             return None
         known = float(np.mean(before))

@@ -206,6 +206,7 @@ class LossDiverging(Detector[DivergingState]):
                 continue  # `loss.spike` says so, and its level means nothing meanwhile
             state.signed = state.sign.natural
             if state.incident is not None and state.incident.over(step):
+                self._hold_against_answers(state, state.incident, step)
                 findings.append(self._finding(state.incident))
                 state.incident = None
             state.values.append(value)
@@ -213,14 +214,18 @@ class LossDiverging(Detector[DivergingState]):
             if completed is not None:
                 self._take(state, *completed)
         if state.incident is not None:
-            kept = state.answers.since(state.incident.first_step)
-            state.incident.kept = state.incident.kept if kept is None else kept
+            self._hold_against_answers(state, state.incident, window.last_step)
             findings.append(self._finding(state.incident))
         findings += [
             bottomless.finding(e, game=state.game_since is not None)
             for e in state.bottomless.watch.take(window.last_step)
         ]
         return Outcome({"loss.diverging": self._check(state)}, tuple(findings))
+
+    def _hold_against_answers(self, state: DivergingState, incident: _Diverging, step: int) -> None:
+        """Whether as many answers are right as before, as far as is known at a step."""
+        kept = state.answers.since(incident.first_step, step)
+        incident.kept = incident.kept if kept is None else kept
 
     def _take(self, state: DivergingState, first_step: int, last_step: int, median: float) -> None:
         policy, progress = self.policy, state.progress

@@ -220,6 +220,7 @@ class LossSpike(Detector[SpikeState]):
                 state.relapse.forget()
             if incident is not None:
                 if incident.over(step) or incident.observations >= self.policy.settle_after:
+                    self._hold_against_answers(state, incident, step)
                     findings.append(self._finding(incident))
                     self._settle(state, incident)
                     incident = state.incident = None
@@ -243,11 +244,15 @@ class LossSpike(Detector[SpikeState]):
                         state, state.incident, step, value, state.incident.ranks
                     )
         if state.incident is not None:
-            kept = state.answers.since(state.incident.first_step)
-            state.incident.kept = state.incident.kept if kept is None else kept
+            self._hold_against_answers(state, state.incident, window.last_step)
             findings.append(self._finding(state.incident))
         findings += state.relapse.findings(window)
         return Outcome({"loss.spike": self._check(window, state)}, tuple(findings))
+
+    def _hold_against_answers(self, state: SpikeState, incident: Spike, step: int) -> None:
+        """Whether as many answers are right as before, as far as is known at a step."""
+        kept = state.answers.since(incident.first_step, step)
+        incident.kept = incident.kept if kept is None else kept
 
     def _judge(self, state: SpikeState, value: float, size: float) -> float | None:
         """The z of a value that is a spike, None for one that is none.

@@ -5,7 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from rankscope.server.detectors.batch_sizes import SINGLE, TOKENS, BatchSizes, effective_sizes
+from rankscope.server.detectors.batch_sizes import (
+    SINGLE,
+    BatchSizes,
+    effective_sizes,
+    first_tokens,
+)
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.visits import Visits
 from rankscope.server.window import Window
@@ -27,18 +32,21 @@ class LossSamples:
     visits: Visits = field(default_factory=Visits)
     sizes: BatchSizes = field(default_factory=BatchSizes)
     tokens: bool = False  # samples are sequences, each of many
+    _tokens_from: float = math.inf
     _of_step: dict[int, float] = field(default_factory=dict)
     _fewer: list[float] = field(default_factory=list)
 
     def take(self, window: Window) -> None:
-        """Counts a window's samples, before its steps are asked for one by one."""
-        self.tokens |= TOKENS in window.series
-        self.visits.take(window)
+        """Lays a window's samples ready, before its steps are asked for one by one."""
+        self._tokens_from = min(self._tokens_from, first_tokens(window))
+        self.visits.lay(window)
         steps = rank_rows(window, "loss")[0].tolist()
         self._of_step = dict(zip(steps, effective_sizes(window, "loss").tolist(), strict=True))
 
     def like_before(self, step: int) -> bool:
         """Whether a step's losses are means of as many samples as usual."""
+        self.visits.pass_to(step)
+        self.tokens |= step >= self._tokens_from
         size = self._of_step.get(step, math.nan)
         if size < _FEW * self.sizes.usual:
             self._fewer.append(size)

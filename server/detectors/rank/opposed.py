@@ -158,10 +158,11 @@ class OpposedGradients(Condition[Opposed]):
         losses = [pair for pair in mean_by_step(window, "loss").items() if math.isfinite(pair[1])]
         self.losses += losses[: _REMEMBERED - len(self.losses)]
         self._read(window)
-        self.steady.extend(mean_by_step(window, "grad_cosine").values())
+        cosines = deque(mean_by_step(window, "grad_cosine").items())
         self._compare(window)
         most = max((made.ranks for made in window.gradient_products), key=len, default=None)
         if most is None:
+            self.steady.extend(cosine for _, cosine in cosines)
             self._lose(losses)
             return
         if tuple(most.tolist()) != self.members:
@@ -171,10 +172,13 @@ class OpposedGradients(Condition[Opposed]):
         for made in window.gradient_products:
             if tuple(made.ranks.tolist()) != self.members or made.step >= self.apart:
                 continue
+            while cosines and cosines[0][0] <= made.step:
+                self.steady.append(cosines.popleft()[1])
             upto = [pair for pair in losses if pair[0] <= made.step]
             self._lose(upto)
             del losses[: len(upto)]
             self._sample(made)
+        self.steady.extend(cosine for _, cosine in cosines)
         self._lose(losses)
 
     def _lose(self, losses: Sequence[tuple[int, float]]) -> None:
