@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from rankscope.server.detectors.effects import BLUR, EPISODE, Rule
 
+# Steps in which a training shows what it begins with: a loss that never moves is told after 200,
+# and dated to the first.
+_BEGINNING = 300
+
 # Where several lines fit, the upper one holds.
 LINK_RULES = (
     Rule(
@@ -80,6 +84,8 @@ LINK_RULES = (
             *("loss.plateau", "loss.diverging", "loss.oscillating", "loss.nonfinite"),
             *("gradient.nonfinite", "accuracy.stalled", "batch.noise"),
         ),
+        # What a training begins with is no cause of what happens to it when it has long learned.
+        latest=_BEGINNING,
         same_ranks=False,
         why="what is far too large or small saturates or kills units, and so are the first steps",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from sqlalchemy import Engine
@@ -11,6 +12,10 @@ from rankscope.server.storage.database.engine import reading, writing
 from rankscope.server.storage.judgement import standing
 from rankscope.server.storage.judgement.alerts import Findings, findings
 
+_logger = logging.getLogger(__name__)
+# Seconds after which a run that could not be judged is tried again: its traceback is one in a
+# minute then.
+_AFTER_FAILURE_S = 60.0
 # Runs that are judged at a time: some 10 ms each on a slow disk, so that nobody waits for it long.
 _AT_ONCE = 20
 
@@ -37,15 +42,25 @@ def verdict_of(state: str, row: Any, found: Findings, **options: Any) -> Verdict
     )
 
 
+def _keep(engine: Engine, key: int, now: float) -> None:
+    with writing(engine) as connection:
+        # Another server may have been here first.
+        if (row := standing.locked(connection, run=key, now=now)) is not None:
+            found = findings(connection, runs={key: row.id}, now=now)[key]
+            verdict = verdict_of(row.state, row, found).verdict
+            standing.keep(connection, run=key, verdict=verdict, now=now)
+
+
 def keep_due(engine: Engine, now: float) -> bool:
     """Judges runs whose kept verdict or loss may not hold any more; whether there may be more."""
     with reading(engine) as connection:
         keys = standing.due(connection, now=now, limit=_AT_ONCE)
     for key in keys:
-        with writing(engine) as connection:
-            # Another server may have been here first.
-            if (row := standing.locked(connection, run=key, now=now)) is not None:
-                found = findings(connection, runs={key: row.id}, now=now)[key]
-                verdict = verdict_of(row.state, row, found).verdict
-                standing.keep(connection, run=key, verdict=verdict, now=now)
+        try:
+            _keep(engine, key, now)
+        except Exception:
+            # One run that cannot be judged stops no other one.
+            _logger.exception("the verdict of run %d could not be kept", key)
+            with writing(engine) as connection:
+                standing.put_off(connection, run=key, until=now + _AFTER_FAILURE_S)
     return len(keys) == _AT_ONCE

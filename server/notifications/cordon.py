@@ -55,7 +55,7 @@ def is_cordon(url: str) -> bool:
 def accused(alert: Alert, hosts: Mapping[int, str], *, chosen: bool) -> dict[str, list[int]]:
     """Hosts that an alert accuses, each with the suspect ranks that it has.
 
-    None where it names more than half of the ranks: that says nothing of a machine.
+    Empty where it names more than half of the ranks: that says nothing of a machine.
 
     Args:
         hosts: of each rank of the run that was heard of.

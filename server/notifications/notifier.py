@@ -349,7 +349,8 @@ def _accused(
     connection: Connection, run: int, target: Target, alert: Alert
 ) -> dict[str, list[int]]:
     """Hosts that an alert accuses before a hook, with their ranks."""
-    of_ranks = hosts.of_runs(connection, [run]).get(run, {})
+    # Where the ranks were then: a restart may have brought them to other machines since.
+    of_ranks = hosts.of_runs(connection, [run], until=alert.opened_at).get(run, {})
     return cordon.accused(alert, of_ranks, chosen=target.kinds is not None)
 
 

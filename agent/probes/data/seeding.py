@@ -106,16 +106,16 @@ def _notifying(original: Callable[..., Any]) -> Callable[..., Any]:
     def manual_seed(seed: Any) -> Any:
         result = original(seed)
         if not torch.compiler.is_compiling():
-            _notify(result.initial_seed())
+            _notify(result)
         return result
 
     return manual_seed
 
 
 @process_wide(Seeding.name)
-def _notify(seed: int) -> None:
+def _notify(generator: torch.Generator) -> None:
     for listener in _listeners:
-        listener.seeded(seed)
+        listener.seeded(generator.initial_seed())
 
 
 _listeners: Listeners[SeedListener] = Listeners(_replacements)

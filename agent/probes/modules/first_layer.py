@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rankscope.agent.model.facts import held
 from rankscope.agent.probes.base import Context, Probe, StepFacts, processor_time
 from rankscope.agent.probes.modules.module_hook import ModuleHooks
 from rankscope.agent.probes.tables import readable
@@ -76,11 +77,15 @@ class FirstLayer(Probe):
             return
         if not given.is_floating_point() or not given.numel():
             return
+        if not torch.is_grad_enabled():
+            return  # a checkpointed block: what it is given may come of trained layers all the same
         began = processor_time()
         with torch.no_grad():
-            values = given.detach().float()
-            there = torch.count_nonzero(values).clamp_min(1)
-            self._given = values.square().sum().div(there).sqrt()
+            # Of a shard what this rank holds: to reduce the whole would be a collective.
+            values = held(given).detach()
+            there = torch.count_nonzero(values).clamp_min(1).float()
+            norm = torch.linalg.vector_norm(values, dtype=torch.float32)
+            self._given = norm / there.sqrt()
         self._seconds += processor_time() - began
 
     def after_step(self, facts: StepFacts) -> None:

@@ -34,13 +34,13 @@ class UnscaledPolicy(Policy):
         largest_gain: median gain of the layers from which on each of them makes what it is given
             many times larger: initialisations in use have 0.1 to 2, standard normal weights of 64
             inputs 8.
-        smallest_gain: the same below which next to nothing comes through two layers.
+        smallest_gain: the same below which a ten-thousandth comes through two layers.
     """
 
     samples: Count = 4
     largest: Number = 30.0
     smallest: Number = 3e-3
-    largest_gain: Number = 8.0
+    largest_gain: Number = 7.0
     smallest_gain: Number = 0.01
 
 
@@ -80,7 +80,7 @@ class UnscaledState:
 
 
 class Unscaled(Detector[UnscaledState]):
-    """The first layer is given numbers a hundred times too large or small, or the weights are so.
+    """The first layer is given numbers that are far too large or small, or the weights are so.
 
     Weights are initialised for inputs of mean 0 and size 1. Pixels up to 255, or features in their
     own units, make the first outputs, the loss and the gradient as much larger: units saturate or
@@ -94,7 +94,7 @@ class Unscaled(Detector[UnscaledState]):
         all ranks. Where a normalisation comes before or right after that layer, or the inputs were
         computed by what is trained, the agent posts none. What holds for one rank alone is
         `data.outlier`. Weights: the median gain of the linear and convolutional layers
-        (`initial_gain`) is above 8, or below 0.01, on all ranks.
+        (`initial_gain`) is above 7, or below 0.01, on all ranks.
 
     Severity:
         Warning.

@@ -224,7 +224,9 @@ class LayerDead(Detector[DeadState]):
                     window, step, int(missing), silent, losses.get(step), state, alone=step in alone
                 )
                 if (cut := state.cut.current) is not None and cut.holding:
-                    cut.facts.computed |= local.get(step, 0.0) > 0
+                    whole = 0 < cut.facts.of <= cut.facts.missing
+                    known = cut.facts.computed or local.get(step, 0.0) > 0
+                    cut.facts.computed = whole and known
             for metric, what in _METRICS.items():
                 if metric in found:
                     self._units(found[metric], what, state)

@@ -32,33 +32,45 @@ REMEDY = "Nothing, if the loss was changed on purpose. Else compare its terms be
 
 @dataclass(slots=True)
 class AnswersKept:
-    """Follows the mean accuracy over the ranks.
+    """Follows the mean accuracy over the ranks, step by step.
 
     Attributes:
         first: accuracies of the first steps.
+        before: those right before the step that `since` was asked for last, `asked`.
     """
 
     first: list[float] = field(default_factory=list)
     accuracies: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    asked: int = -1
+    before: list[float] = field(default_factory=list)
+    _waiting: deque[tuple[int, float]] = field(default_factory=deque)
 
-    def take(self, window: Window) -> None:
-        """Takes what was posted in a window."""
+    def lay(self, window: Window) -> None:
+        """Lays what was posted in a window ready; `pass_to` then lets it count step by step."""
         posted = mean_by_step(window, SERIES).items()
-        finite = [pair for pair in posted if math.isfinite(pair[1])]
-        self.first += [value for _, value in finite[: BLOCK - len(self.first)]]
-        self.accuracies.extend(finite)
+        self._waiting.extend(pair for pair in posted if math.isfinite(pair[1]))
 
-    def since(self, step: int, until: int) -> bool | None:
-        """Whether the accuracy from one step until another is that before; None for too few.
+    def pass_to(self, step: int) -> None:
+        """Lets everything up to and including a step count."""
+        while self._waiting and self._waiting[0][0] <= step:
+            pair = self._waiting.popleft()
+            if len(self.first) < BLOCK:
+                self.first.append(pair[1])
+            self.accuracies.append(pair)
+
+    def since(self, step: int) -> bool | None:
+        """Whether the accuracy since a step is that before; None for too few.
 
         The scatter is that of neighbouring differences.
         """
-        before = [v for at, v in self.accuracies if at < step][-_COMPARED:]
-        since = [v for at, v in self.accuracies if step <= at <= until]
-        if len(before) < _COMPARED or len(since) < _COMPARED:
+        if step != self.asked:
+            before = [v for at, v in self.accuracies if at < step]
+            self.asked, self.before = step, before[-_COMPARED:]
+        since = [v for at, v in self.accuracies if at >= step]
+        if len(self.before) < _COMPARED or len(since) < _COMPARED:
             return None
-        known = float(np.mean(before))
+        known = float(np.mean(self.before))
         if known - float(np.mean(self.first)) < _LEARNED:
             return None
         lost = known - float(np.mean(since))
-        return lost <= _SAME * math.hypot(noise_of_mean(before), noise_of_mean(since))
+        return lost <= _SAME * math.hypot(noise_of_mean(self.before), noise_of_mean(since))

@@ -192,7 +192,7 @@ class LossDiverging(Detector[DivergingState]):
             state.game_since = min(turns)
         steps, means = mean_over_ranks(window, "loss")
         norms = mean_by_step(window, "weight_norm")
-        state.answers.take(window)
+        state.answers.lay(window)
         for step, value in zip(steps.tolist(), means.tolist(), strict=True):
             state.bottomless.norm(norms.get(step, math.nan))
             state.unmeasured.push(step, finite=math.isfinite(value))
@@ -201,6 +201,7 @@ class LossDiverging(Detector[DivergingState]):
                 continue
             state.bottomless.push(step, value)
             state.companions.pass_to(step)
+            state.answers.pass_to(step)
             state.sign.push(value)
             if state.sign.negated:
                 continue  # `loss.spike` says so, and its level means nothing meanwhile
@@ -224,7 +225,8 @@ class LossDiverging(Detector[DivergingState]):
 
     def _hold_against_answers(self, state: DivergingState, incident: _Diverging, step: int) -> None:
         """Whether as many answers are right as before, as far as is known at a step."""
-        kept = state.answers.since(incident.first_step, step)
+        state.answers.pass_to(step)
+        kept = state.answers.since(incident.first_step)
         incident.kept = incident.kept if kept is None else kept
 
     def _take(self, state: DivergingState, first_step: int, last_step: int, median: float) -> None:
@@ -328,6 +330,7 @@ class LossDiverging(Detector[DivergingState]):
             latest=blocks[-1].median,
             written=self._written(state, first, onset.last_step),
         )
+        self._hold_against_answers(state, state.incident, blocks[-1].last_step)
 
     def _written(self, state: DivergingState, first: int, last: int) -> int:
         """The step of the rise before which parameters were written, which is done seldom; or -1.

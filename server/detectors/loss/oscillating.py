@@ -13,7 +13,7 @@ from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.loss.beside import COSINE, Beside, beside, recurs
-from rankscope.server.detectors.loss.repeating import FALLING, Repeats, Swing
+from rankscope.server.detectors.loss.repeating import FALLING, LONGEST, Repeats, Swing
 from rankscope.server.detectors.policy import (
     Count,
     Observations,
@@ -139,7 +139,7 @@ class OscillatingState:
     scales: list[_Scale]
     progress: Progress = field(default_factory=Progress)
     companions: Companions = field(default_factory=Companions)
-    steps: deque[int] = field(default_factory=lambda: deque(maxlen=256))
+    steps: deque[int] = field(default_factory=lambda: deque(maxlen=LONGEST))
     beside: dict[str, dict[int, float]] = field(
         default_factory=lambda: {metric: {} for metric in _BESIDE}
     )

@@ -147,10 +147,11 @@ class LossPlateau(Detector[PlateauState]):
     def advance(self, window: Window, state: PlateauState) -> Outcome:
         """Takes the losses one by one."""
         state.turns |= any(event.kind == TURNS for event in window.events)
-        state.visits.take(window)
+        state.visits.lay(window)
         state.chance.take(window)
         for step, row in together(window, *self.needs, *self.wants):
             self._remember(row, state)
+            state.visits.pass_to(step)
             loss = row.get("loss", math.nan)
             if not math.isfinite(loss):
                 continue
@@ -172,6 +173,7 @@ class LossPlateau(Detector[PlateauState]):
                 and not state.signed
             ):
                 self._judge(step, state)
+        state.visits.pass_to(window.last_step)
         findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
         return Outcome({"loss.plateau": _check(state, self.policy)}, findings)
 

@@ -200,7 +200,7 @@ class LossSpike(Detector[SpikeState]):
         state.phases.take(window)
         state.targets.take(window)
         state.relapse.take(window)
-        state.answers.take(window)
+        state.answers.lay(window)
         steps, means = mean_over_ranks(window, "loss")
         rows = rank_rows(window, "loss")[1]
         sizes = effective_sizes(window, "loss").tolist()
@@ -209,6 +209,7 @@ class LossSpike(Detector[SpikeState]):
                 continue
             state.sizes.push(size)
             state.companions.pass_to(step)
+            state.answers.pass_to(step)
             negated = state.sign.push(value)
             if not state.sign.negated:
                 state.progress.push(step, value)
@@ -243,6 +244,7 @@ class LossSpike(Detector[SpikeState]):
                     self._hold_against_targets(
                         state, state.incident, step, value, state.incident.ranks
                     )
+                    self._hold_against_answers(state, state.incident, step)
         if state.incident is not None:
             self._hold_against_answers(state, state.incident, window.last_step)
             findings.append(self._finding(state.incident))
@@ -251,7 +253,8 @@ class LossSpike(Detector[SpikeState]):
 
     def _hold_against_answers(self, state: SpikeState, incident: Spike, step: int) -> None:
         """Whether as many answers are right as before, as far as is known at a step."""
-        kept = state.answers.since(incident.first_step, step)
+        state.answers.pass_to(step)
+        kept = state.answers.since(incident.first_step)
         incident.kept = incident.kept if kept is None else kept
 
     def _judge(self, state: SpikeState, value: float, size: float) -> float | None:

@@ -228,6 +228,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
             if len(state.losses) >= self.policy.size and state.since >= self.policy.stride:
                 state.since = 0
                 self._judge(state, step, window.ranks)
+        state.samples.visits.pass_to(window.last_step)  # also where no step could be judged
         if state.incident is not None:
             findings.append(loss_finding(state.incident))
         return Outcome({"rank.loss_outlier": self._check(state)}, tuple(findings))

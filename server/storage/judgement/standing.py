@@ -44,6 +44,11 @@ def ask_later(connection: Connection, *, run: int, now: float) -> None:
     connection.execute(update(r).where(r.c.key == run).values(judge_at=again))
 
 
+def put_off(connection: Connection, *, run: int, until: float) -> None:
+    """A run that cannot be judged is tried again then, and keeps nobody waiting."""
+    connection.execute(update(schema.run).where(schema.run.c.key == run).values(judge_at=until))
+
+
 def keep(connection: Connection, *, run: int, verdict: str, now: float) -> None:
     """Keeps a verdict, and the loss, until something changes or a silence ends."""
     s = schema.silence.c

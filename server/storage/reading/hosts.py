@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, select, true
 
 from rankscope.server.storage import schema
 
@@ -13,11 +14,14 @@ from rankscope.server.storage import schema
 _AT_ONCE = 500
 
 
-def of_runs(connection: Connection, runs: Sequence[int]) -> dict[int, dict[int, str]]:
+def of_runs(
+    connection: Connection, runs: Sequence[int], *, until: float = math.inf
+) -> dict[int, dict[int, str]]:
     """Host of each rank that was heard of, by run; of one that moved, that of its newest attempt.
 
     Args:
         runs: their keys.
+        until: Unix time; attempts that began later do not count.
     """
     t = schema.attempt.c
     found: dict[int, dict[int, str]] = defaultdict(dict)
@@ -25,6 +29,7 @@ def of_runs(connection: Connection, runs: Sequence[int]) -> dict[int, dict[int, 
         rows = connection.execute(
             select(t.run, t.rank, t.host)
             .where(t.run.in_(runs[start : start + _AT_ONCE]))
+            .where(t.started_at <= until if math.isfinite(until) else true())
             .order_by(t.attempt)
         )
         for row in rows:
