@@ -137,6 +137,10 @@ class Judgement:
             listed = self._get(f"/alerts?state=open&limit={_ALERTS}") or {"items": ()}
             for alert in reversed(listed["items"]):
                 self._tell(alert)
+            if len(listed["items"]) < _ALERTS:  # else there may be others that are open
+                still = {alert["id"] for alert in listed["items"]}
+                for _, _, known in self._callbacks:
+                    known &= still  # what opens again is told again
 
     def _tell(self, alert: Alert) -> None:
         for callback, least, known in self._callbacks:

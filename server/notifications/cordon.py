@@ -40,8 +40,8 @@ _GPU_ERRORS = "gpu_ecc_uncorrected"
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 # As long as a receiver gets for its answer: who takes longer has to do it in the background.
 TIMEOUT_S = 10.0
-# How often a program that says nothing is looked at.
-_LOOKS_S = 0.05
+# How often a program that writes nothing is polled.
+_POLL_S = 0.05
 _MOST_OF_ERROR = 300
 _VERSION = 1
 
@@ -183,7 +183,7 @@ def _run(name: str, program: str, given: bytes, environment: Mapping[str, str]) 
         )
     assert process.stderr is not None
     with process.stderr:
-        said = _last_words(process, process.stderr.fileno(), time.monotonic() + TIMEOUT_S)
+        said = _stderr_of(process, process.stderr.fileno(), time.monotonic() + TIMEOUT_S)
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -194,7 +194,7 @@ def _run(name: str, program: str, given: bytes, environment: Mapping[str, str]) 
         raise NotTaken(f"{name} {how} {said}".strip())
 
 
-def _last_words(process: subprocess.Popen[bytes], stderr: int, deadline: float) -> str:
+def _stderr_of(process: subprocess.Popen[bytes], stderr: int, deadline: float) -> str:
     """The end of what a program says until it ends, or until a time of the monotonic clock.
 
     What it leaves running may keep the pipe open: that is not waited for.
@@ -206,11 +206,11 @@ def _last_words(process: subprocess.Popen[bytes], stderr: int, deadline: float) 
         while (left := deadline - time.monotonic()) > 0:
             # Before it is read: what it says last is there once it has ended.
             ended = process.poll() is not None
-            if is_open and selector.select(0 if ended else min(left, _LOOKS_S)):
+            if is_open and selector.select(0 if ended else min(left, _POLL_S)):
                 part = os.read(stderr, 65_536)
                 last, is_open = (last + part)[-_MOST_OF_ERROR:], bool(part)
             elif ended:
                 break
             elif not is_open:
-                time.sleep(min(left, _LOOKS_S))
+                time.sleep(min(left, _POLL_S))
     return last.decode("utf-8", "replace").strip()

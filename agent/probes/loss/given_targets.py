@@ -18,7 +18,8 @@ from rankscope.agent.probes.tables import readable
 _MOST_TENSORS, _MOST_NUMBERS = 4, 1 << 20
 # Sequences that short repeat their targets by chance.
 _SHORTEST = 4
-# Places of a batch that count: masked language models are asked for one in seven.
+# Places of a batch that count, at least, which masked language models reach with a few sequences:
+# so many classes agree by chance in none of 2^16 batches, even of two.
 _FEWEST = 16
 # Rows of a table that show a correlation, and columns: of one or two columns, a target that follows
 # from one of them in a straight line is the task itself.

@@ -17,7 +17,7 @@ SERIES = "accuracy"
 # the same.
 _COMPARED, _SAME = 2 * BLOCK, 2.0
 # Rise of the accuracy before, since the first ones, without which it has nothing to lose: chance
-# stays chance whatever the loss does.
+# stays chance whatever the loss does. Ten of 100 samples are beyond the scatter of small batches.
 _LEARNED = 0.1
 # Accuracies that are remembered: a rise is dated back by some dozen blocks at most.
 _REMEMBERED = 32 * BLOCK

@@ -16,7 +16,8 @@ _LARGER = 3.0
 # Of the learning rate of one place, as a rise of it is found everywhere (`RisePolicy`).
 _FASTER = 1.5
 COSINE = "grad_cosine"
-# Cosine of consecutive gradients below which each takes back a part of what the last has done.
+# Cosine of consecutive gradients below which each takes back a part of what the last has done: of
+# two tasks it scatters around 0 by a tenth or two, of steps that are too large it is near -1.
 _SENT_BACK = -0.3
 # Share of the deviance explained at other places: more than a small part of what there is to learn.
 _GOOD = 0.25

@@ -62,7 +62,8 @@ _HELD = 0.7
 _BACK = 0.25
 # Observations of each batch from which on there are few of them; steps that are remembered.
 _ANEW, _REMEMBERED = 2, 65_536
-# Cosine of the mean gradients of consecutive samples above which no batch is new.
+# Cosine of the mean gradients of consecutive samples above which no batch is new: noise of new ones
+# would have to be less than a fifth of the gradient.
 _STEADY = 0.98
 # Blocks without it after which it is over.
 _CALM = 4

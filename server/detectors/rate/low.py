@@ -49,9 +49,10 @@ class LowPolicy(Policy):
             0.45 and more in 180 steps.
         whole_gain: share of the first losses that may have been gained then: who begins near a good
             answer is not asked to move.
-        one_direction: median cosine from which on gradients are nearly one direction; less than
-            `evidence` losses show it then.
-        straight_path: as `whole_path`, of gradients that are.
+        one_direction: median cosine from which on half of a gradient's power is that of the one
+            before; less than `evidence` losses show it then.
+        straight_path: as `whole_path`, of gradients that are: half of what healthy trainings come
+            to.
         usual_update: update that the remedy aims at; usual is 1e-4 to 1e-2.
         updates: sampled updates that are needed before their size counts.
         min_gain: share of the first losses that has to be gained.
@@ -131,8 +132,9 @@ class LowState:
     progress: Progress = field(default_factory=Progress)
     first: list[float] = field(default_factory=list)
     updates: deque[float] = field(default_factory=lambda: deque(maxlen=20))
-    moved: float = 0.0  # sum of all updates that were sampled, and how many they are
+    moved: float = 0.0  # sum of all updates so far, of how many steps, and the last of them
     sampled: int = 0
+    moved_at: int = -1
     shares: deque[float] = field(default_factory=lambda: deque(maxlen=100))
     cosines: deque[float] = field(default_factory=lambda: deque(maxlen=100))
     recent_rates: deque[float] = field(default_factory=lambda: deque(maxlen=100))
@@ -206,8 +208,11 @@ class RateTooLow(Detector[LowState]):
         for step, row in together(window, *self.needs, *self.wants):
             if math.isfinite(row.get("update_ratio", math.nan)):
                 state.updates.append(row["update_ratio"])
-                state.moved += row["update_ratio"]
-                state.sampled += 1
+                # Samples are dense at first: each stands for the steps since the one before.
+                steps = max(step - state.moved_at, 1) if state.moved_at >= 0 else 1
+                state.moved += row["update_ratio"] * steps
+                state.sampled += steps
+                state.moved_at = step
             if math.isfinite(row.get("accuracy", math.nan)):
                 state.accuracies.append(row["accuracy"])
             if math.isfinite(row.get("explained_deviance", math.nan)):
