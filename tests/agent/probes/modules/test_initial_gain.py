@@ -4,9 +4,14 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from rankscope.agent.probes.modules.initial_gain import InitialGain
+from rankscope.agent.probes.modules.initial_gain import InitialGain, _gain
 from tests.support.probe_harness import Harness
 
 
@@ -68,3 +73,20 @@ def test_of_a_single_layer_nothing_is_said(model):
     made = model()
     found = gains(made, trained=[p for p in made.parameters() if p.requires_grad])
     assert set(found) == {None}
+
+
+@pytest.fixture
+def mesh():
+    # The first of two ranks, the second of which is not there: a collective would find nobody.
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    dist.destroy_process_group()
+
+
+def test_sharded_weights_are_read_without_a_collective(mesh):
+    whole = nn.Linear(64, 8).weight.detach()
+    sharded = nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)]))
+    with CommDebugMode() as calls:
+        found = _gain(sharded)
+    assert calls.get_total_counts() == 0
+    assert float(found) == pytest.approx(float(_gain(nn.Parameter(whole[:4]))))
