@@ -26,14 +26,15 @@ class UnscaledPolicy(Policy):
     """Thresholds of `data.unscaled` and `weights.unscaled`.
 
     Attributes:
-        samples: of the inputs' size that are needed; the median counts.
+        samples: of the inputs' size that are needed: one odd batch does not move the median of
+            four.
         largest: root mean square from which on inputs are not scaled: pixels up to 255 have 100,
             features in their own units often 1,000; in 95 healthy runs it was 5 at most.
         smallest: the same below which they were divided once too often: pixels divided by 255
             twice have 2e-3; in 95 healthy runs it was 0.24 at least, and quiet sounds have 0.01.
         largest_gain: median gain of the layers from which on each of them makes what it is given
-            many times larger: initialisations in use have 0.1 to 2, standard normal weights of 64
-            inputs 8.
+            many times larger: initialisations in use have 0.1 to 2, standard normal weights of 50
+            inputs and more 7.
         smallest_gain: the same below which a ten-thousandth comes through two layers.
     """
 
