@@ -75,7 +75,10 @@ def every(period: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`51.2 ms`, `1.2 s`."""
+    """`51.2 ms`, `1.2 s`, `12 min`, `3.5 h`: the largest unit of which there are two or more."""
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{number(seconds / length)} {unit}"
     return f"{number(1000 * seconds)} ms" if seconds < 1 else f"{number(seconds)} s"
 
 

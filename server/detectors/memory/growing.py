@@ -13,10 +13,26 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.memory.blocks import Minima
 from rankscope.server.detectors.memory.trend import Trend, steady
 from rankscope.server.detectors.policy import Blocks as BlockCount
-from rankscope.server.detectors.policy import Bytes, Observations, Policy, Share, Sigmas, Times
+from rankscope.server.detectors.policy import (
+    Bytes,
+    Observations,
+    Policy,
+    Seconds,
+    Share,
+    Sigmas,
+    Times,
+)
 from rankscope.server.detectors.restarts import passed
 from rankscope.server.detectors.statistics import Spacing, rank_rows
-from rankscope.server.detectors.wording import agree, count, if_several, ranks, sentences, size
+from rankscope.server.detectors.wording import (
+    agree,
+    count,
+    duration,
+    if_several,
+    ranks,
+    sentences,
+    size,
+)
 from rankscope.server.window import Check, Float64, Int64, Window
 
 _RESIDENT, _DEVICE = "process_resident_memory_bytes", "cuda_memory_allocated_bytes"
@@ -29,6 +45,7 @@ _JUDGED = {
 }
 # Number of batches that the loader gives: an epoch has no more steps.
 _EPOCH = "loader_batches"
+_LENGTH = "step_seconds"
 # Consecutive judgements, one a block, that have to find it.
 _CONSECUTIVE = 4
 # Blocks without it after which it is over.
@@ -60,6 +77,8 @@ class GrowingPolicy(Policy):
             memory have all been read then.
         soon: a warning where memory runs out within this many times as long as it has been growing.
             At 4 a fifth of what was free is gone.
+        night: the same where it runs out within this time: who starts a job in the evening finds
+            it ended in the morning.
     """
 
     least_bytes: Bytes = 2.0**25
@@ -72,6 +91,7 @@ class GrowingPolicy(Policy):
     observed: Observations = 160
     epochs: Times = 1.25
     soon: Times = 4.0
+    night: Seconds = 12 * 3600.0
 
 
 @dataclass(slots=True)
@@ -87,6 +107,7 @@ class Growth:
         since: step since which it grows.
         limit: bytes that there are; 0 where that is not known.
         exhausted: step at which they are used up, at this pace; infinite where that is not known.
+        seconds: until then; infinite where that is not known.
         without_files: whether pages of files are known, and left out.
         serious: whether that was soon, once.
     """
@@ -100,6 +121,7 @@ class Growth:
     since: float
     limit: float
     exhausted: float
+    seconds: float
     without_files: bool = False
     serious: bool = False
 
@@ -130,10 +152,12 @@ class GrowingState:
     Attributes:
         epochs: steps at which a loader was met that gives more batches than those before, and how
             many.
+        lengths: number of steps whose lengths are known, and their sum in seconds.
     """
 
     tracks: dict[str, Track] = field(default_factory=lambda: {name: Track() for name in _JUDGED})
     epochs: list[tuple[int, float]] = field(default_factory=list)
+    lengths: tuple[int, float] = (0, 0.0)
 
     def epoch(self, step: int) -> float:
         """Steps that an epoch has at the most, as far as that is known at a step; 0 where not."""
@@ -154,6 +178,28 @@ class _Rank:
     since: float
     before: float
     now: float
+
+
+class _Lengths:
+    """The mean length of a step, as far as it is known at each step of a window."""
+
+    def __init__(self, window: Window, before: tuple[int, float]) -> None:
+        steps, rows = rank_rows(window, _LENGTH)
+        known = np.isfinite(rows).any(axis=1)
+        self._steps = steps[known]
+        # Of all ranks the slowest: the others wait for it.
+        self._sums = np.concatenate(([0.0], np.cumsum(np.nanmax(rows[known], axis=1))))
+        self._before = before
+
+    def mean(self, step: int) -> float:
+        """Seconds, of all steps up to one; NaN where none is known."""
+        at = int(np.searchsorted(self._steps, step, side="right"))
+        number, total = self._before[0] + at, self._before[1] + float(self._sums[at])
+        return total / number if number else math.nan
+
+    def total(self) -> tuple[int, float]:
+        """Number of steps whose lengths are known, and their sum."""
+        return self._before[0] + len(self._steps), self._before[1] + float(self._sums[-1])
 
 
 class MemoryGrowing(Detector[GrowingState]):
@@ -179,12 +225,14 @@ class MemoryGrowing(Detector[GrowingState]):
 
     Severity:
         Info. Warning where, at this pace, memory runs out within four times as long as it has been
-        growing. The limit is that of the machine, or of the container, for all ranks of it
-        together, or of the device; without a known one it stays information.
+        growing, or within 12 hours (by the mean length of a step). The limit is that of the
+        machine, or of the container, for all ranks of it together, or of the device; without a
+        known one it stays information.
 
     Evidence:
         `series`, `bytes_per_step` (of the fastest), `by_rank`, `bytes_before`, `bytes`,
-        `limit_bytes` and `exhausted_step`, where they are known.
+        `limit_bytes`, `exhausted_step` and `exhausted_seconds` (from the last observation on),
+        where they are known.
 
     Source:
         pytorch.org, "Frequently Asked Questions": history that is kept across the training loop.
@@ -193,7 +241,7 @@ class MemoryGrowing(Detector[GrowingState]):
 
     kinds = ("memory.growing",)
     needs = (_RESIDENT,)
-    wants = (_DEVICE, _FILES, _EPOCH)
+    wants = (_DEVICE, _FILES, _EPOCH, _LENGTH)
     policy: GrowingPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
@@ -207,16 +255,24 @@ class MemoryGrowing(Detector[GrowingState]):
             if batches > state.epoch(int(step)):
                 state.epochs.append((int(step), batches))
         findings: list[Finding] = []
+        lengths = _Lengths(window, state.lengths)
         for name, track in state.tracks.items():
             steps, rows = _taken(window, name)
             for step, row in zip(steps.tolist(), rows, strict=True):
-                self._observe(window, state, name, step, row)
+                self._observe(window, state, name, step, row, lengths.mean(step))
             findings += [_finding(name, episode) for episode in track.watch.take(window.last_step)]
+        state.lengths = lengths.total()
         findings.sort(key=lambda finding: finding.seen_step)
         return Outcome({"memory.growing": self._check(state)}, tuple(findings))
 
     def _observe(
-        self, window: Window, state: GrowingState, name: str, step: int, row: Float64
+        self,
+        window: Window,
+        state: GrowingState,
+        name: str,
+        step: int,
+        row: Float64,
+        length: float,
     ) -> None:
         track = state.tracks[name]
         track.observed += 1
@@ -235,7 +291,7 @@ class MemoryGrowing(Detector[GrowingState]):
         }
         track.consecutive = {rank: track.consecutive.get(rank, 0) + 1 for rank in found}
         lasting = {r: g for r, g in found.items() if track.consecutive[r] >= _CONSECUTIVE}
-        facts = _facts(window, name, track, lasting) if lasting else None
+        facts = _facts(window, name, track, lasting, length) if lasting else None
         if facts is None or not self._counts(state, track, facts, lasting, step):
             track.watch.good(step)
             return
@@ -307,11 +363,15 @@ def _taken(window: Window, name: str) -> tuple[Int64, Float64]:
     return steps, rows - np.where(known, files[places], 0.0)
 
 
-def _facts(window: Window, name: str, track: Track, found: Mapping[int, _Rank]) -> Growth:
+def _facts(
+    window: Window, name: str, track: Track, found: Mapping[int, _Rank], length: float
+) -> Growth:
+    """What is known of it; `length` is that of a step in seconds, NaN where it is not known."""
     fastest = max(found, key=lambda rank: found[rank].trend.slope)
     others = [rank for rank in window.ranks.tolist() if rank not in found]
     limit, free, pace = _what_is_left(window, name, track, found, fastest)
     since, now = found[fastest].since, track.minima.steps[-1]
+    left = max(free, 0.0) / pace if limit else math.inf  # steps
     return Growth(
         by_rank={rank: grown.trend.slope for rank, grown in sorted(found.items())},
         before=found[fastest].before,
@@ -321,7 +381,8 @@ def _facts(window: Window, name: str, track: Track, found: Mapping[int, _Rank]) 
         world_size=window.world_size,
         since=since,
         limit=limit,
-        exhausted=now + max(free, 0.0) / pace if limit else math.inf,
+        exhausted=now + left,
+        seconds=math.inf if math.isnan(length) else left * length,
         without_files=name == _RESIDENT and bool(len(rank_rows(window, _FILES)[0])),
     )
 
@@ -359,7 +420,8 @@ def _is_soon(facts: Growth, step: int, policy: GrowingPolicy) -> bool:
 
 def _update(episode: Episode[Growth], facts: Growth, policy: GrowingPolicy) -> None:
     """What is known by now; what was said of an alert's severity stays."""
-    serious = episode.facts.serious or _is_soon(facts, episode.last_step, policy)
+    soon = _is_soon(facts, episode.last_step, policy) or facts.seconds <= policy.night
+    serious = episode.facts.serious or soon
     episode.facts = facts
     episode.facts.serious = serious
 
@@ -373,6 +435,8 @@ def _finding(name: str, episode: Episode[Growth]) -> Finding:
     whom = if_several(facts.world_size, f"of {of}")
     known = math.isfinite(facts.exhausted)
     end = f"; at this pace it runs out at about step {facts.exhausted:,.0f}" if known else ""
+    if math.isfinite(facts.seconds):
+        end = f"; at this pace there is none left in {duration(facts.seconds)}"
     shared = "all processes of its " if key == "process" else "its "
     return episode.finding(
         kind="memory.growing",
@@ -388,7 +452,10 @@ def _finding(name: str, episode: Episode[Growth]) -> Finding:
             if facts.calm
             else "",
             "Pages of mapped files are not counted." if facts.without_files else "",
-            f"There are {size(facts.limit)} for {shared}{whose}." if facts.limit else "",
+            f"There are {size(facts.limit)} for {shared}{whose}"
+            + (f": none is left at about step {facts.exhausted:,.0f}." if known else ".")
+            if facts.limit
+            else "",
             "What is kept was not seen. It may be losses or outputs that are added up or put into "
             "a list together with the graphs that made them; a cache or a buffer that has no "
             "bound, or has not reached it, looks the same.",
@@ -413,5 +480,6 @@ def _finding(name: str, episode: Episode[Growth]) -> Finding:
             "bytes": facts.now,
             **({"limit_bytes": facts.limit} if facts.limit else {}),
             **({"exhausted_step": round(facts.exhausted)} if known else {}),
+            **({"exhausted_seconds": facts.seconds} if math.isfinite(facts.seconds) else {}),
         },
     )

@@ -27,6 +27,7 @@ def memory(
     hosts: int = 1,
     posted: bool = True,
     mapped: bool = False,
+    length: float = 0.0,
 ) -> Trace:
     """Memory of each process, in bytes.
 
@@ -42,6 +43,7 @@ def memory(
         epoch: batches that the loader gives.
         device: it is the device's, that of the process stays.
         mapped: what grows are pages of a file that is read through its mapping.
+        length: seconds of a step; 0: not known.
     """
     random = np.random.default_rng(seed)
     now = np.arange(steps)
@@ -72,6 +74,8 @@ def memory(
         series[_FILES] = 1e8 + grown + np.zeros((ranks, 1))
     if epoch:
         series["loader_batches"] = np.full((ranks, steps), float(epoch))
+    if length:
+        series["step_seconds"] = length * random.uniform(0.9, 1.1, (ranks, steps))
     if not posted:
         series.pop(_RESIDENT)
     present = np.zeros((ranks, steps), dtype=bool)
