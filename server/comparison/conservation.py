@@ -50,6 +50,9 @@ _NEGLIGIBLE = 1e-4
 # How exactly a factor is known, relative, and what a rank counts of another tensor.
 _SAME = 1e-3
 _SAME_PART = 1e-2
+# Of a vector's length, from which distance on another one is no nearer to it than nothing is: to
+# one of any direction the distance is the length or more.
+_NOTHING = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,7 +453,8 @@ def _fit(basis: Float64, target: Float64) -> tuple[Float64, float]:
 
 
 def _close(one: Float64, other: Float64, allowed: float) -> bool:
-    return _norm(one - other) <= allowed
+    """Whether a vector is another one, to what is allowed, and not just as small as that."""
+    return _norm(one - other) <= min(allowed, _NOTHING * _norm(one))
 
 
 def _norm(vector: Float64) -> float:
