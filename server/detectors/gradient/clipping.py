@@ -26,6 +26,8 @@ class ClippingPolicy(Policy):
 
     Attributes:
         share: share of the last 100 gradients that were clipped, from which on it is reported.
+        felt: clipping factor below which the steps are other ones for it: a few elements that are
+            cut off at their limit leave all but a hundredth.
         tiny: clipping factor below which it is no matter of outliers, and a warning.
         soon: consecutive gradients with such a factor that are reported at once.
         short: clipping factor below which steps of plain SGD are short, which has nothing that
@@ -35,6 +37,7 @@ class ClippingPolicy(Policy):
     """
 
     share: Share = 0.95
+    felt: Share = 0.99
     tiny: Share = 1e-2
     soon: Observations = 6
     short: Share = 0.1
@@ -77,8 +80,9 @@ class ClippingSaturated(Detector[ClippingState]):
 
     Statistic:
         The factor by which clipping multiplied the gradient (of the rank with the smallest one):
-        below 1 at 95 % of the last 100 observations; or below 0.01 at six consecutive ones, as when
-        gradients are clipped before the loss scale is taken out. Over after 32 steps in order.
+        below 1 at 95 % of the last 100 observations, and below 0.99 in the median; or below 0.01 at
+        six consecutive ones, as when gradients are clipped before the loss scale is taken out. Over
+        after 32 steps in order.
 
     Severity:
         Info; warning for a median below 0.01, and for one below 0.1 under plain SGD, whose steps
@@ -125,7 +129,8 @@ class ClippingSaturated(Detector[ClippingState]):
             median = float(np.median(factors))
             newest = factors[-self.policy.soon :]
             tiny = len(newest) == self.policy.soon and float(newest.max()) < self.policy.tiny
-            if tiny or (len(factors) == _BACK and share >= self.policy.share):
+            often = len(factors) == _BACK and share >= self.policy.share
+            if tiny or (often and median < self.policy.felt):
                 scale = scales.get(step, float("nan"))
                 if tiny:
                     share, median = 1.0, float(np.median(newest))
@@ -180,7 +185,8 @@ def _finding(episode: Episode[Saturated], window: Window, policy: ClippingPolicy
             scaled,
         ),
         remedy=(
-            "Call `scaler.unscale_(optimizer)` before `clip_grad_norm_`, if a GradScaler is used. "
+            "Call `scaler.unscale_(optimizer)` before the gradients are clipped, if a "
+            "GradScaler is used. "
             "Else raise the limit above the usual norm of the gradient, or lower the learning "
             "rate and leave the limit to outliers."
         ),
@@ -195,6 +201,6 @@ def _finding(episode: Episode[Saturated], window: Window, policy: ClippingPolicy
 
 def _check(state: ClippingState) -> Check:
     if not state.judged:
-        return Check.not_applicable("No clipping by norm is seen.")
+        return Check.not_applicable("No clipping is seen.")
     share = percent(state.clipped / state.judged)
     return Check.ok(f"{share} of the gradients were clipped at {count(state.judged, 'step')}.")

@@ -35,6 +35,7 @@ DOORS = {
     "probes/optimizer/amp.py:_wrapped.<locals>.step",
     "probes/gradients/clipping.py:_noting_kind.<locals>.total_norm",
     "probes/gradients/clipping.py:_notifying.<locals>.clip",
+    "probes/gradients/clipping.py:_notifying_of_values.<locals>.clip",
     "probes/loss/evaluation.py:OutputHook.__call__",
     "probes/optimizer/scheduler.py:_notifying.<locals>.step",
     "probes/modules/module_hook.py:CallHook.__call__",

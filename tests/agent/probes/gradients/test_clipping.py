@@ -237,3 +237,31 @@ def test_a_sharded_norm_takes_no_collective(tmp_path):
             assert reported == {}
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("clip_value_", ["looked up", "of its module"])
+def test_of_clipped_values_the_norms_before_and_after(job, clip_value_):
+    where = torch.nn.utils if clip_value_ == "looked up" else clip_grad
+    norm = job.backward()
+    where.clip_grad_value_(job.parameters, 0.2)
+    after = float(torch.nn.utils.get_total_norm([p.grad for p in job.model.parameters()]))
+    reported = job.step()
+    assert 0.1 < after / norm < 0.9
+    assert reported["grad_norm_preclip"] == pytest.approx(norm, rel=1e-6)
+    assert reported["clip_coefficient"] == pytest.approx(after / norm, rel=1e-4)
+
+
+def test_values_that_are_all_allowed_change_nothing(job):
+    norm = job.backward()
+    torch.nn.utils.clip_grad_value_(job.parameters, 1e6)
+    reported = job.step()
+    assert reported["grad_norm_preclip"] == pytest.approx(norm, rel=1e-6)
+    assert reported["clip_coefficient"] == pytest.approx(1.0, rel=1e-5)
+
+
+def test_clipped_values_of_another_model_are_not_its_own(job):
+    job.backward()
+    other = nn.Linear(2, 2)
+    other(torch.ones(1, 2)).sum().backward()
+    torch.nn.utils.clip_grad_value_(other.parameters(), 1e-3)
+    assert "clip_coefficient" not in job.step()
