@@ -122,15 +122,16 @@ class Progress(Detector[ProgressState]):
 
     Statistic:
         `optimizer_steps`, `steps_skipped` and the whole part of `epoch` (where it is logged) of a
-        step, equal on all ranks that hold the same tensors, and the step at which each rank's
-        newest process began. Over after 8 steps of agreement. A rank whose gradient norm is,
-        twice in a row, that of the others one step later has not taken a step that they took; nor
-        has one that threw away more backward passes before its step than the others did, where
-        gradients, state or parameters are no longer equal at the next comparison. A rank that
-        stepped without a backward pass, as the others did not, and whose norm is theirs of one step
-        before twice in a row since, has taken a step more. A rank that reduced its gradients
-        with the others and ended without an error, more than 8 steps and a third of theirs before
-        them, has stopped training, or what is watched of it.
+        step, equal on all ranks that hold the same tensors, or parts of them that FSDP deals out,
+        and the step at which each rank's newest process began. Over after 8 steps of agreement. A
+        rank whose gradient norm is, twice in a row, that of the others one step later has not taken
+        a step that they took; nor has one that threw away more backward passes before its step than
+        the others did, where gradients, state or parameters are no longer equal at the next
+        comparison. A rank that stepped without a backward pass, as the others did not, and whose
+        norm is theirs of one step before twice in a row since, has taken a step more. A rank that
+        reduced its gradients with the others, or holds a part of what they train, and ended without
+        an error, more than 8 steps and a third of theirs before them, has stopped training, or what
+        is watched of it.
 
     Severity:
         Critical; warning for a rank that ended early, and for the epoch alone, which counts as over
@@ -154,6 +155,8 @@ class Progress(Detector[ProgressState]):
     def advance(self, window: Window, state: ProgressState) -> Outcome:
         """Compares the counters step by step."""
         classes = [c for c in window.replicas if len(c) > 1]
+        # Each holds a part of what FSDP deals out, and gathers those of the others at each pass.
+        together = [g for g in window.data_parallel if len(g) > 1]
         self._begun(window, state)
         found: dict[int, list[StepMismatch]] = {}
         epochs: dict[int, StepMismatch] = {}
@@ -166,7 +169,7 @@ class Progress(Detector[ProgressState]):
                 # Some log it as a fraction, each of the length of its own part.
                 rows = np.floor(rows)
             last = state.last.setdefault(what, {})
-            for members in classes:
+            for members in together:
                 columns = np.flatnonzero(np.isin(window.ranks, members))
                 held = rows[:, columns]
                 reported = ~np.isnan(held)
@@ -205,7 +208,7 @@ class Progress(Detector[ProgressState]):
         findings = [counted_finding(e) for e in state.watch.take(window.last_step)]
         findings += [counted_finding(e) for e in state.epochs.take(window.last_step)]
         findings += [late_finding(e) for e in state.shifted.take(window.last_step)]
-        state.ended = self._ended(window, state, classes)
+        state.ended = self._ended(window, state, together)
         if state.ended is not None:
             findings.append(ended_finding(state.ended, window.last_step))
         if state.begin is not None:
@@ -338,16 +341,16 @@ class Progress(Detector[ProgressState]):
                 state.discarded = None
 
     def _ended(
-        self, window: Window, state: ProgressState, classes: list[tuple[int, ...]]
+        self, window: Window, state: ProgressState, together: list[tuple[int, ...]]
     ) -> StepMismatch | None:
-        """Ranks that were equal to others to their last step, and ended long before them."""
+        """Ranks that trained with others to their last step, and ended long before them."""
         for comparison in window.comparisons:
             if comparison.stage == "reduced_gradient":
                 state.agreed = comparison.step if comparison.equal else -1
-        if state.agreed < 0:
-            return None  # each goes its own way: workers may end when they like
         lives = {life.rank: life for life in window.liveness}
-        for members in classes:
+        for members in together:
+            if members in window.replicas and state.agreed < 0:
+                continue  # each goes its own way: workers may end when they like
             last = {rank: lives[rank].last_step for rank in members if rank in lives}
             most = max(last.values(), default=-1)
             enough = most - max(self.policy.few, self.policy.short * most)
@@ -422,6 +425,7 @@ def _mismatch(what: str, who: Int64, values: Float64) -> StepMismatch:
 def _check(state: ProgressState) -> Check:
     if not state.judged:
         return Check.missing(
-            "No two replicas post optimizer_steps.", early="No counters have been compared yet."
+            "No two ranks that train the same tensors post optimizer_steps.",
+            early="No counters have been compared yet.",
         )
     return Check.ok(f"All ranks had taken the same steps at {count(state.judged, 'checked step')}.")

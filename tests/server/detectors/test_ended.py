@@ -10,7 +10,7 @@ from rankscope.server.detectors.desync.progress import Progress
 from rankscope.server.window import RankLiveness, Series, Window
 
 
-def judged(last, *, states=None, equal=True, through=259):
+def judged(last, *, states=None, equal=True, through=259, dealt_out=False):
     """Findings and the check after a run whose ranks took their last steps at `last`."""
     ranks = np.arange(len(last))
     states = states or ["finished"] * len(last)
@@ -25,6 +25,7 @@ def judged(last, *, states=None, equal=True, through=259):
     if not equal:
         digests = np.arange(len(last), dtype=np.uint64)
         agreed = compare.compare_digests(shared, "reduced_gradient", ranks, digests)
+    deals = {"sharded_over": {"first": 0, "step": 1, "count": len(last)}}
     steps = np.arange(through + 1)
     there = steps <= np.array(last)[:, None]
     counted = np.broadcast_to(steps + 1.0, there.shape)
@@ -33,8 +34,10 @@ def judged(last, *, states=None, equal=True, through=259):
         ranks=ranks,
         steps=steps,
         series={"optimizer_steps": Series(counted, there)},
-        comparisons=(agreed,),
+        comparisons=() if dealt_out else (agreed,),
         liveness=lives,
+        classes=tuple((rank,) for rank in ranks.tolist()) if dealt_out else (),
+        configs=dict.fromkeys(ranks.tolist(), deals) if dealt_out else {},
         now=60.0,
         last_step=through,
     )
@@ -46,9 +49,10 @@ def judged(last, *, states=None, equal=True, through=259):
     return outcome.findings, detector.checks(again, through)["desync.progress"]
 
 
+@pytest.mark.parametrize("dealt_out", [False, True], ids=["replicas", "parts"])
 @pytest.mark.parametrize("others", [1, 3])
-def test_a_rank_that_ends_long_before_the_others(others):
-    (finding,), check = judged([89, *[259] * others])
+def test_a_rank_that_ends_long_before_the_others(others, dealt_out):
+    (finding,), check = judged([89, *[259] * others], dealt_out=dealt_out)
     assert (finding.severity, finding.ranks, finding.first_step) == ("warning", (0,), 90)
     assert "no step after step 89" in finding.title
     assert "170 steps before" in finding.cause
@@ -60,6 +64,7 @@ def test_a_rank_that_ends_long_before_the_others(others):
     [
         ([259, 259], {}),
         ([190, 259], {}),  # data that are dealt out unequally
+        ([190, 259], {"dealt_out": True}),
         ([3, 11], {"through": 11}),
         ([89, 259], {"equal": False}),  # workers that go their own way
         ([89, 259], {"states": ["failed", "finished"]}),  # said by another kind
