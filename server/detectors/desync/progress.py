@@ -27,6 +27,9 @@ from rankscope.server.window import Check, Comparison, Float64, Int64, Window
 
 # Backward passes of a rank whose gradients it threw away before it stepped.
 _DISCARDED = "passes_discarded"
+_LENGTH = "step_seconds"
+# Steps over which the ranks' paces are compared: the first ones load and compile.
+_FEWEST_STEPS = 32
 # Backward passes that led to a step.
 _PASSES = "micro_steps"
 # Links at which a rank that has left a step out differs from the others.
@@ -46,6 +49,9 @@ class ProgressPolicy(Policy):
         short: share of the others' steps that a rank which has ended may lack, as of data that are
             dealt out unequally (`Join`).
         few: steps that it may lack in any case.
+        pace: relative difference between the times that ranks took for the same steps, up to which
+            they wait for each other: of steps of 10 ms and more, what each does by itself between
+            two of them comes to less.
     """
 
     same: Share = 1e-6
@@ -53,6 +59,29 @@ class ProgressPolicy(Policy):
     late: Count = 2
     short: Share = 1 / 3
     few: Count = 8
+    pace: Share = 0.1
+
+
+@dataclass(slots=True)
+class Paces:
+    """How long the ranks took for the steps that all of them took, seconds by rank."""
+
+    seconds: dict[int, float] = field(default_factory=dict)
+    steps: int = 0
+
+    def take(self, window: Window) -> None:
+        """Adds up the lengths of a window's steps."""
+        _, rows = rank_rows(window, _LENGTH)
+        common = rows[np.isfinite(rows).all(axis=1)]
+        self.steps += len(common)
+        for rank, total in zip(window.ranks.tolist(), common.sum(axis=0).tolist(), strict=True):
+            self.seconds[rank] = self.seconds.get(rank, 0.0) + total
+
+    def level(self, near: float) -> bool:
+        """Whether all took as long as the others, over enough steps to tell."""
+        longest = max(self.seconds.values(), default=0.0)
+        apart = longest - min(self.seconds.values(), default=0.0)
+        return self.steps >= _FEWEST_STEPS and apart <= near * longest
 
 
 class _Late(NamedTuple):
@@ -107,6 +136,7 @@ class ProgressState:
     agreed: int = -1
     usual: int = 0
     applied: tuple[int, dict[int, float]] = (-1, {})
+    paces: Paces = field(default_factory=Paces)
     ahead: dict[int, tuple[int, int]] = field(default_factory=dict)
     shifted: Watch[StepMismatch] = field(default_factory=lambda: Watch(clear_after=8))
     watch: Watch[StepMismatch] = field(default_factory=lambda: Watch(clear_after=8))
@@ -129,9 +159,10 @@ class Progress(Detector[ProgressState]):
         the others did, where gradients, state or parameters are no longer equal at the next
         comparison. A rank that stepped without a backward pass, as the others did not, and whose
         norm is theirs of one step before twice in a row since, has taken a step more. A rank that
-        reduced its gradients with the others, or holds a part of what they train, and ended without
-        an error, more than 8 steps and a third of theirs before them, has stopped training, or what
-        is watched of it.
+        reduced its gradients with the others, or holds a part of what they train (where one part is
+        no other's copy, and 32 steps or more took all ranks as long, within a tenth), and ended
+        without an error, more than 8 steps and a third of theirs before them, has stopped training,
+        or what is watched of it.
 
     Severity:
         Critical; warning for a rank that ended early, and for the epoch alone, which counts as over
@@ -147,7 +178,7 @@ class Progress(Detector[ProgressState]):
 
     kinds = ("desync.progress",)
     lasting = "an additional step of one rank stays in its count"
-    wants = (*COUNTED, "grad_norm", _DISCARDED, _PASSES)
+    wants = (*COUNTED, "grad_norm", _DISCARDED, _PASSES, _LENGTH)
     min_ranks = 2
 
     policy: ProgressPolicy
@@ -208,6 +239,7 @@ class Progress(Detector[ProgressState]):
         findings = [counted_finding(e) for e in state.watch.take(window.last_step)]
         findings += [counted_finding(e) for e in state.epochs.take(window.last_step)]
         findings += [late_finding(e) for e in state.shifted.take(window.last_step)]
+        state.paces.take(window)
         state.ended = self._ended(window, state, together)
         if state.ended is not None:
             findings.append(ended_finding(state.ended, window.last_step))
@@ -348,6 +380,10 @@ class Progress(Detector[ProgressState]):
             if comparison.stage == "reduced_gradient":
                 state.agreed = comparison.step if comparison.equal else -1
         lives = {life.rank: life for life in window.liveness}
+        whole = tuple(window.ranks[window.members].tolist())
+        if len(window.replicas) > 1 and state.paces.level(self.policy.pace):
+            # Stages and shards, each of which waits for the others at every step.
+            together = [*together, whole]
         for members in together:
             if members in window.replicas and state.agreed < 0:
                 continue  # each goes its own way: workers may end when they like

@@ -213,7 +213,7 @@ def ended_finding(mismatch: StepMismatch, last_step: int) -> Finding:
         ranks=short,
         stage="parameters",
         cause=(
-            f"Up to step {last} the ranks reduced their gradients together. {who.capitalize()} "
+            f"Up to step {last} the ranks trained together. {who.capitalize()} "
             f"{verb} ended without an error, {most - last:,} steps before the others: the "
             "optimizer that is watched no longer stepped there (a condition on that rank alone, "
             "another optimizer in its place), its loop ended early, or its monitor was closed. "

@@ -123,16 +123,16 @@ class LayerDead(Detector[DeadState]):
         are among those 256. Which tensors it is comes from the norms of single tensors, at sampled
         steps. Where there is no gradient at all, and no loss either, everything is learned. Ranks:
         one whose `grad_norm` was above 0 at 8 observations or more, at all of the last 64, and is
-        exactly 0 at 16 in a row while that of another rank is not (at 4 since then), and its own
-        loss, if it has one, is not 0 either. Units: more than half of those of a ReLU module were
-        0, or of a tanh or sigmoid module at the end of their range, for 512 samples or more of
-        every rank that reports them, at 3 consecutive samples. Outputs: where a model's vectors are
-        compared with each other and not with targets (two or more of a shape in a step, or one
-        whose halves are views of the same samples: a median `output_halves` of the first 8 of 0.6
-        or less; and no `explained_deviance`, or targets whose deviance comes to less than a tenth
-        of that at first, as outputs that stand for targets have), the median spread of their
-        directions at 16 consecutive of 100 observations or more is below 0.1, below a quarter of
-        that at first and of that of the inputs, and no more than 1.5 times its lowest, while the
+        exactly 0 at 16 in a row, or at its first 32, while that of another rank is not (at 4 since
+        then), and its own loss, if it has one, is not 0 either. Units: more than half of those of a
+        ReLU module were 0, or of a tanh or sigmoid module at the end of their range, for 512
+        samples or more of every rank that reports them, at 3 consecutive samples. Outputs: where a
+        model's vectors are compared with each other and not with targets (two or more of a shape in
+        a step, or one whose halves are views of the same samples: a median `output_halves` of the
+        first 8 of 0.6 or less; and no `explained_deviance`, or targets whose deviance comes to less
+        than a tenth of that at first, as outputs that stand for targets have), the median spread of
+        their directions at 16 consecutive of 100 observations or more is below 0.1, below a quarter
+        of that at first and of that of the inputs, and no more than 1.5 times its lowest, while the
         loss is at its best. Of any other output, one a step, it has come to 3 % of what it then
         was, too, and the loss has fallen by a power of that between 0.4 and 2.5: half of it is
         compared with the other half. Or, where an output has the shape of the input, the median

@@ -26,6 +26,8 @@ class SilentRankPolicy(Policy):
             rank has one at every step.
         silent: consecutive observations without: experts of a rank may have no sample, but not at
             so many steps where they had one at every step before.
+        never: consecutive observations without from its first one on: a layer behind it that begins
+            at zero gives it none at the first steps.
         others: observations of another rank since then, at which it has a gradient: one alone may
             be of the step at which all end.
         nothing_left: loss of a rank below which it needs no gradient any more: far below 6e-8, the
@@ -34,19 +36,23 @@ class SilentRankPolicy(Policy):
 
     spoke: Observations = 8
     silent: Observations = 16
+    never: Observations = 32
     others: Observations = 4
     nothing_left: Number = 1e-12
 
 
 @dataclass(slots=True)
 class Course:
-    """Of a rank: whether its last gradients were zero, since when, and the last that were not."""
+    """Of a rank: whether its last gradients were zero, since when, and the last that were not.
+
+    Whether it ever had one stands beside its silence.
+    """
 
     spoke: deque[int] = field(default_factory=lambda: deque(maxlen=64))
     zeros: deque[bool] = field(default_factory=lambda: deque(maxlen=64))
     in_a_row: int = 0
     since: int = -1
-    watch: Watch[None] = field(default_factory=lambda: Watch(8))
+    watch: Watch[bool] = field(default_factory=lambda: Watch(8))
 
 
 @dataclass(slots=True)
@@ -85,8 +91,10 @@ class SilentRanks:
             course.since = course.since if course.in_a_row else step
             course.in_a_row += 1
             spoke = len(course.zeros) >= self.policy.spoke and not any(course.zeros)
-            if spoke and course.in_a_row >= self.policy.silent and self._others(course.since):
-                course.watch.bad(step, None, first_step=course.since)
+            least = self.policy.silent if spoke else self.policy.never
+            silent = (spoke or not course.zeros) and course.in_a_row >= least
+            if silent and self._others(course.since):
+                course.watch.bad(step, bool(course.zeros), first_step=course.since)
 
     def _others(self, since: int) -> bool:
         """Whether the training goes on without this rank. Ranks may be sampled at other steps."""
@@ -104,20 +112,27 @@ class SilentRanks:
         ]
 
 
-def _finding(rank: int, episode: Episode[None]) -> Finding:
+def _finding(rank: int, episode: Episode[bool]) -> Finding:
     step = episode.first_step
+    so_far = f"at {count(episode.seen, 'checked step')} so far"
+    was = f"was never zero before, and has been exactly zero since step {step}"
+    if not episode.facts:
+        was = "was never anything but zero"
     return episode.finding(
         kind="layer.dead",
         key=f"rank:{rank}",
         severity="critical",
-        title=f"No parameter of rank {rank} has got a gradient since step {step}",
+        title=(
+            f"No parameter of rank {rank} has got a gradient since step {step}"
+            if episode.facts
+            else f"No parameter of rank {rank} has ever got a gradient"
+        ),
         ranks=(rank,),
         stage="local_gradient",
         cause=(
-            f"The gradient that the optimizer of rank {rank} takes was never zero before, and has "
-            f"been exactly zero since step {step}, at {count(episode.seen, 'checked step')} so "
-            "far, while other ranks have theirs. What this rank holds (a stage of a pipeline, a "
-            "shard, experts) is cut off from the loss: its output is detached or not sent on, its "
+            f"The gradient that the optimizer of rank {rank} takes {was}, {so_far}, while other "
+            "ranks have theirs. What this rank holds (a stage of a pipeline, a shard, experts) is "
+            "cut off from the loss: its output is detached or not sent on, its "
             "gradient is not sent back, not received, or multiplied by 0."
         ),
         remedy=(
