@@ -26,7 +26,8 @@ class InitialGain(Probe):
     their weights times the root of what goes into each of their outputs (fan in): so many times an
     input of size 1 comes out larger. torch's own initialisation has 0.58, Kaiming's 1.41, Xavier's
     and an orthogonal one about 1. Not of weights that an embedding shares, which has a scale of its
-    own, nor in a run that goes on from an earlier one; of sharded weights those that the rank
+    own, nor of layers that begin at zero (the second one of an adapter does) unless all of them do,
+    nor in a run that goes on from an earlier one; of sharded weights those that the rank
     holds. Scales that are applied to the weights in the forward pass (equalised learning rates) are
     not seen. Tier `full`; costs a pass over up to 64 layers' weights.
     """
@@ -54,7 +55,10 @@ class InitialGain(Probe):
         with torch.no_grad():
             gains = [gain for m in layers[:_MOST] if (gain := _gain(m.weight)) is not None]
             if len(gains) >= _FEWEST:
-                self._gain = torch.stack(on_one_device(gains)).median()
+                found = torch.stack(on_one_device(gains))
+                # No selection by a mask: how many there are would have to be waited for.
+                found = found.masked_fill(found == 0, math.nan)
+                self._gain = found.nanmedian().nan_to_num(0.0)
         self._seconds = processor_time() - began
 
     def after_step(self, facts: StepFacts) -> None:

@@ -64,13 +64,12 @@ class Size:
         self.least.append(float(sizes.min()))
         self.most.append(float(sizes.max()))
 
-    def beyond(self, smallest: float, largest: float) -> float | None:
-        """The size that all ranks are beyond; None where they are not."""
+    def beyond(self, smallest: float, largest: float, *, zero: bool) -> float | None:
+        """The size that all ranks are beyond, and `zero` where that counts; None for none."""
         least, most = median(self.least), median(self.most)
         if least > largest:
             return least
-        # Nothing but zeros is another fault.
-        return most if 0 < most < smallest else None
+        return most if 0 < most < smallest or (zero and most == 0) else None
 
 
 @dataclass(slots=True)
@@ -95,7 +94,7 @@ class Unscaled(Detector[UnscaledState]):
         all ranks. Where a normalisation comes before or right after that layer, or the inputs were
         computed by what is trained, the agent posts none. What holds for one rank alone is
         `data.outlier`. Weights: the median gain of the linear and convolutional layers
-        (`initial_gain`) is above 7, or below 0.01, on all ranks.
+        (`initial_gain`) is above 7, or below 0.01, on all ranks; 0 where all of them begin at zero.
 
     Severity:
         Warning.
@@ -127,7 +126,11 @@ class Unscaled(Detector[UnscaledState]):
                 if not len(there) or len(size.least) == needed:
                     continue
                 size.push(int(step), there)
-                found = size.beyond(*self._limits(kind)) if len(size.least) == needed else None
+                if len(size.least) < needed:
+                    continue
+                # Inputs that are nothing but zeros are another fault.
+                zero = kind == "weights.unscaled"
+                found = size.beyond(*self._limits(kind), zero=zero)
                 if found is not None:
                     size.watch.bad(int(step), found, first_step=size.first_step)
             findings += [_finding(kind, e, size) for e in size.watch.take(window.last_step)]
@@ -169,6 +172,9 @@ def _finding(kind: str, episode: Episode[float], size: Size) -> Finding:
     else:
         title = f"The weights begin far too {'large' if large else 'small'}: their median gain is "
         cause, remedy = _of_weights(value, large=large)
+    if not value:
+        title = "The weights begin at zero, in every layer: their median gain is "
+        cause, remedy = _of_zeros()
     return episode.finding(
         kind=kind,
         severity="warning",
@@ -193,6 +199,18 @@ def _of_inputs(value: float, *, large: bool) -> tuple[str, str]:
         f"where weights are initialised for 1: {effect}",
         "Bring the inputs to mean 0 and standard deviation 1, with numbers from the training data "
         "(`transforms.Normalize`, `StandardScaler`), once, or put a normalisation first.",
+    )
+
+
+def _of_zeros() -> tuple[str, str]:
+    return (
+        "All linear and convolutional layers begin at zero: every unit of a layer computes the "
+        "same and gets the same gradient, and behind more than one layer none at all. Weights that "
+        "were made and not initialised (`torch.zeros`, `to_empty` of a model on the meta device), "
+        "or a loop over the parameters that sets biases and weights alike.",
+        "Initialise the weights by fan in (`nn.init.kaiming_normal_`, `xavier_uniform_`, "
+        "`reset_parameters` of each module), and leave zero to the biases and to the last layer of "
+        "a residual branch.",
     )
 
 

@@ -37,6 +37,7 @@ class DroppedPolicy(Policy):
         share: of the whole fall, on the logarithm, that the step itself has.
         level: loss before over that of the first `after` observations, at the least: what has been
             memorised falls by any factor.
+        above: the same over the very first loss, at the most: what had exploded falls back.
     """
 
     before: Observations = 32
@@ -46,6 +47,7 @@ class DroppedPolicy(Policy):
     jump: Times = 2.0
     share: Share = 0.6
     level: Share = 0.05
+    above: Times = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +70,16 @@ class Drop:
 
 @dataclass(slots=True)
 class DroppedState:
-    """What is remembered: steps and every rank's loss, [R] each; `begin`: the first mean losses."""
+    """What is remembered: steps and every rank's loss, [R] each; `begin`: the first mean losses.
+
+    Attributes:
+        ranks: that have posted a loss.
+    """
 
     steps: deque[int] = field(default_factory=deque)
     losses: deque[Float64] = field(default_factory=deque)
     begin: list[float] = field(default_factory=list)
+    ranks: tuple[int, ...] = ()
     signed: bool = False
     spacing: Spacing = field(default_factory=Spacing)
     phases: Phases = field(default_factory=Phases)
@@ -91,7 +98,8 @@ class LossDropped(Detector[DroppedState]):
         The mean losses of 8 consecutive steps lie below all of the 32 before them; medians of 8
         fall to a half or less, and of each rank's own to 1 / 1.4. The first step of these has 0.6
         of the fall on the logarithm, and twice the largest move between the neighbours of the 32.
-        Not below a twentieth of the loss of the first steps, nor of losses that are not positive or
+        Not below a twentieth of the loss of the first steps, nor from above twice the very first
+        one, nor of losses that are not positive or
         not known at every step. Over when 8 observations are nearer to the level before.
 
     Severity:
@@ -143,6 +151,10 @@ class LossDropped(Detector[DroppedState]):
         for step, row in zip(*(a.tolist() for a in rank_rows(window, "loss")), strict=True):
             losses = np.array(row)
             state.spacing.push(step)
+            # A server of parameters has none, ever, and a stage but the last one.
+            there = window.ranks[~np.isnan(losses)].tolist()
+            state.ranks = tuple(sorted({*state.ranks, *there}))
+            losses = losses[np.isin(window.ranks, state.ranks)]
             if not np.isfinite(losses).all() or (
                 state.losses and len(state.losses[-1]) != len(losses)
             ):
@@ -191,6 +203,8 @@ class LossDropped(Detector[DroppedState]):
             return None
         usual = float(np.exp(np.median(early[-policy.after :])))
         if usual < policy.level * float(np.mean(state.begin)):
+            return None
+        if usual > policy.above * state.begin[0]:
             return None
         steps = list(state.steps)
         return Drop(

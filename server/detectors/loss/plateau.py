@@ -18,6 +18,7 @@ from rankscope.server.detectors.loss.flat import (
     nothing_of,
 )
 from rankscope.server.detectors.loss.plateau_policy import PlateauPolicy
+from rankscope.server.detectors.loss.plateau_short import answers_nothing
 from rankscope.server.detectors.profiles import TURNS
 from rankscope.server.detectors.statistics import BLOCK, mann_kendall, robust_sigma
 from rankscope.server.detectors.visits import Visits
@@ -87,11 +88,13 @@ class LossPlateau(Detector[PlateauState]):
         so far yet is likely on its way. The answers are then no better than the frequencies of the
         classes, or the mean of the targets: whatever the inputs say is not used. Not where
         optimizers step in turns, as the players of a game do: there the best answer may be a
-        constant. Or the loss does not fall, less than half of the deviance is explained, the first
-        updates were as large as a tenth of the parameters, and those of now are above 1e-2 of them.
-        Or the share is below -0.5 by 3 standard errors, whether the loss falls or not: after 200
-        steps the answers are still worse than one that is always the same, as with targets that are
-        not scaled.
+        constant. From 120 steps on, where the losses of the run's second half do not fall at all (Z
+        above -0.5), the share in these is 0.01 or less by a standard error, and not larger by one
+        than in the quarter before. Or the loss does not fall, less than half of the deviance is
+        explained, the first updates were as large as a tenth of the parameters, and those of now
+        are above 1e-2 of them. Or the share is below -0.5 by 3 standard errors, whether the loss
+        falls or not: after 200 steps the answers are still worse than one that is always the same,
+        as with targets that are not scaled.
 
     Severity:
         Warning where the accuracy is low, updates are below 1e-5 of the parameters, the share of
@@ -167,11 +170,7 @@ class LossPlateau(Detector[PlateauState]):
                 state.losses.append(float(np.mean(list(state.last)[-BLOCK:])))
                 del state.losses[:-_MOST_BLOCKS]
             self._share(step, explained_now(row), state)
-            if (
-                state.total >= self.policy.evidence
-                and state.total % _STRIDE == 0
-                and not state.signed
-            ):
+            if state.total >= self.policy.soon and state.total % _STRIDE == 0 and not state.signed:
                 self._judge(step, state)
         state.visits.pass_to(window.last_step)
         findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
@@ -226,11 +225,18 @@ class LossPlateau(Detector[PlateauState]):
         first, last = float(np.mean(state.first)), float(np.mean(state.last))
         state.flat = first - last <= policy.min_gain * abs(first)
         # Once it has fallen it may rise again, which is no matter of this kind.
-        state.moved |= not state.flat
+        state.moved |= not state.flat and state.total >= policy.evidence
         shares = self._recent_shares(state)
         explained = float(np.mean(shares)) if len(shares) >= policy.shares else math.nan
-        nothing, rash = self._constant(shares, state), self._rash(explained, state)
-        worse = self._worse(shares, state)
+        nothing = rash = worse = False
+        if state.total >= policy.evidence:
+            nothing, rash = self._constant(shares, state), self._rash(explained, state)
+            worse = self._worse(shares, state)
+        elif not state.turns and answers_nothing(state.last, state.shares, state.total, policy):
+            nothing = True
+        else:
+            state.watch.good(step)
+            return
         accuracy = float(np.mean(state.accuracies)) if state.accuracies else math.nan
         guessed = self._guessed(last, state)
         if not (nothing or rash or worse or guessed):

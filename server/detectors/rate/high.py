@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import numpy as np
+
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.gradient.exploding import GradientExploding
 from rankscope.server.detectors.history import Companions, rate_sentence
@@ -16,9 +18,10 @@ from rankscope.server.detectors.layer.dead import LayerDead
 from rankscope.server.detectors.loss.diverging import LossDiverging
 from rankscope.server.detectors.loss.oscillating import LossOscillating
 from rankscope.server.detectors.policy import Count, Observations, Policy, RisePolicy, Share, Steps
+from rankscope.server.detectors.rate.start import BadStart
 from rankscope.server.detectors.waiting import too_few
 from rankscope.server.detectors.walking import median, together
-from rankscope.server.detectors.wording import count, number
+from rankscope.server.detectors.wording import count, number, sentences
 from rankscope.server.window import Check, Status, Window
 
 _PARTS: tuple[type[Detector[Any]], ...] = (
@@ -95,6 +98,7 @@ class HighState:
     updates: list[tuple[int, float]] = field(default_factory=list)
     rates: list[tuple[int, float]] = field(default_factory=list)
     inputs: deque[float] = field(default_factory=lambda: deque(maxlen=16))
+    start: BadStart = field(default_factory=BadStart)
     judged: dict[tuple[str, int], High | None] = field(default_factory=dict)
     current: tuple[str, int] | None = None
     last_step: int = -1
@@ -109,8 +113,11 @@ class RateTooHigh(Detector[HighState]):
         the 100 steps before, or the updates of the 200 steps before are too large (median of 4
         sampled ones or more above 0.03 of the parameters; of units that die, also 4 of them above
         0.1). It begins with the first one; where the rate did not rise, and 4 or more sampled
-        updates in a row were above 0.1, with these. Without the second sign the data are as likely,
-        and nothing is said here. Over after 200 steps without the first.
+        updates in a row were above 0.1, with these. Or the first ten updates were above 0.1 in the
+        median, the loss rose to half above its first value within 20 steps, and after 100 the
+        answers explain 5 % of the deviance or less (the last 30; where that is not known, the loss
+        is still above its first value); not of weights that began at zero. Without the second sign
+        the data are as likely, and nothing is said here. Over after 200 steps without the first.
 
     Severity:
         As the first sign has it; a sign that is but info is none.
@@ -126,7 +133,10 @@ class RateTooHigh(Detector[HighState]):
 
     kinds = ("lr.too_high",)
     needs = ("loss", "lr")
-    wants = (*("grad_norm", "grad_norm_preclip", "update_ratio", "input_rms"),)
+    wants = (
+        *("grad_norm", "grad_norm_preclip", "update_ratio", "input_rms"),
+        *("initial_gain", "explained_deviance"),
+    )
 
     policy: HighPolicy
 
@@ -154,7 +164,9 @@ class RateTooHigh(Detector[HighState]):
 
     def advance(self, window: Window, state: HighState) -> Outcome:
         """Asks the others, and looks at the rate and the updates before what they found."""
-        for step, row in together(window, "loss", "lr", "update_ratio", "grad_norm", "input_rms"):
+        names = *self.needs, *self.wants
+        for step, row in together(window, *names):
+            state.start.take(step, row, self.policy.overwriting)
             state.total += math.isfinite(row.get("loss", math.nan))
             state.normed |= "grad_norm" in row
             if math.isfinite(row.get("lr", math.nan)):
@@ -182,7 +194,7 @@ class RateTooHigh(Detector[HighState]):
             if identity not in state.judged:
                 state.judged[identity] = _second_sign(sign, state, self.policy)
             high = state.judged[identity]
-            if high is None:
+            if high is None or 0 <= state.start.seen < sign.seen_step and _start_counts(state):
                 continue
             # One at a time: what comes while one lasts belongs to it.
             if state.current is None or sign.seen_step > state.last_step + self.policy.near:
@@ -190,6 +202,8 @@ class RateTooHigh(Detector[HighState]):
             if state.current == identity:
                 state.last_step = max(state.last_step, sign.last_step)
                 findings.append(_finding(sign, high, self.policy))
+        if _start_counts(state):
+            findings.append(_start_finding(state.start, self.policy))
         # Not by number: how much of a long block is looked back at must not depend on its length.
         for series in (state.updates, state.rates):
             old = bisect_left(series, (window.last_step - 4 * self.policy.near, -math.inf))
@@ -209,7 +223,7 @@ def _second_sign(sign: Finding, state: HighState, policy: HighPolicy) -> High | 
     if sign.kind == _DEAD and not large:
         written = [value for value in recent if value > policy.overwriting]
         large, update = len(written) >= policy.updates, median(written)
-    if rise is None and not large:
+    if rise is None and (not large or state.start.began_at_zero):
         return None
     since = None if rise is not None else _overwriting_since(sign, state, policy)
     return High(known[-1][1] if known else math.nan, update, rise, median(state.inputs), since)
@@ -250,6 +264,53 @@ def _check(
             "large updates explain."
         )
     return Check.ok("The loss does not diverge or swing, and the gradient does not explode.")
+
+
+def _start_counts(state: HighState) -> bool:
+    """Whether the first steps show the rate, and no other sign had before."""
+    seen = state.start.seen
+    before = (high is not None for (_, at), high in state.judged.items() if at <= seen)
+    return seen >= 0 and not any(before)
+
+
+def _start_finding(start: BadStart, policy: HighPolicy) -> Finding:
+    rate, known = start.rate, len(start.explained) > 0
+    explained = float(np.mean(start.explained)) if known else math.nan
+    usable = rate * min(max(policy.usual_update / start.written, policy.least_cut), policy.most_cut)
+    worth = "The answers are still worth no more than one that is always the same."
+    if explained < -1:
+        worth = (
+            f"The answers still cost {number(1 - explained)} times what one that is always the "
+            "same would."
+        )
+    return Finding(
+        kind="lr.too_high",
+        key="start",
+        severity="warning",
+        title=f"The learning rate of {number(rate)} is too high for the first steps",
+        seen_step=start.seen,
+        last_step=start.last,
+        first_step=start.first_step,
+        cause=sentences(
+            f"The first steps changed the parameters by {number(start.written)} of their size "
+            f"each, which wrote over the initialisation; the loss went from {number(start.first)} "
+            f"to {number(start.highest)} and has come to {number(start.losses[-1])} since.",
+            worth if known else "It is still above where it began.",
+        ),
+        remedy=(
+            "Begin with a warm-up of some hundred steps, or with a learning rate of "
+            f"{number(usable)}; clip the gradient to limit single steps."
+        ),
+        clear_after=policy.near,
+        evidence={
+            "sign": "start",
+            "lr": rate,
+            "update_ratio": start.written,
+            "loss_first": start.first,
+            "loss_highest": start.highest,
+            **({"explained_deviance": explained} if known else {}),
+        },
+    )
 
 
 def _finding(sign: Finding, high: High, policy: HighPolicy) -> Finding:

@@ -126,6 +126,8 @@ def constant_answers(
     accuracy: float = 0.2,
     dataset: int = 0,
     thin: int = 10**9,
+    peak: float = 0.0,
+    gain: float = 0.6,
     steps: int = 300,
 ) -> Trace:
     """A loss that comes down to what the frequencies of the targets give, or below.
@@ -140,20 +142,24 @@ def constant_answers(
         games: another optimizer steps in turns with this one.
         dataset: samples that a rank has, of which two are reported at each step; 0: none are.
         thin: step from which on one step in 8 is sampled.
+        peak: how far the second loss is above that, which falls back within 10 steps to 1 / e.
+        gain: of the weights before the first step.
     """
     random = np.random.default_rng(seed)
     each = np.arange(steps)
     course = np.where(each < until, before, explained)
     level = entropy * (1 - course) + (begins - entropy) * np.exp(-each / within)
     level += falls * (1 - each / steps)
+    level += peak * np.exp(-each / 10) * (each > 0)
     loss = level * np.maximum(1 + scatter * random.standard_normal((2, steps)), 0.01)
-    updates = np.where(each < 5, first_update, update) * np.ones((2, 1))
+    updates = np.where(each < 10 if peak else each < 5, first_update, update) * np.ones((2, 1))
     series = {
         "loss": loss,
         "explained_deviance": 1 - loss / entropy,
         "update_ratio": updates,
         "accuracy": np.full((2, steps), accuracy),
         "lr": np.full((2, steps), 1e-3),
+        "initial_gain": np.full((2, steps), gain),
     }
     turns = Occurrence(0, 0, "optimizers.turns", "turns", {"optimizers": 2}, 0.0)
     words = {}
@@ -165,6 +171,7 @@ def constant_answers(
     events = (turns,) if games else ()
     sampled = np.broadcast_to((each < thin) | (each % 8 == 0), (2, steps)).copy()
     there = dict.fromkeys(("explained_deviance", "update_ratio", "accuracy"), sampled)
+    there["initial_gain"] = np.broadcast_to(each == 0, (2, steps)).copy()
     return Trace("constant answers", seed, each, series, there, words=words, events=events)
 
 

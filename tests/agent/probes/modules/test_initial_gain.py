@@ -45,6 +45,15 @@ def test_the_median_of_the_layers_once(times):
     assert later == [None, None]
 
 
+def test_layers_at_zero_count_only_where_all_of_them_are():
+    model = stack()
+    with torch.no_grad():
+        model[2].weight.zero_()
+        model[3].weight.zero_()
+    assert float(gains(model)[0]) == pytest.approx(1 / math.sqrt(3), rel=0.1)
+    assert float(gains(stack(0.0))[0]) == 0.0
+
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
