@@ -13,10 +13,11 @@ from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, R
 from rankscope.server.detectors.desync.averaging_rounds import MARK
 from rankscope.server.detectors.history import Companions, Phases, rate_sentence
 from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.loss import answers_kept, bottomless
+from rankscope.server.detectors.loss import answers_kept, bottomless, thrown
 from rankscope.server.detectors.loss.answers_kept import AnswersKept
 from rankscope.server.detectors.loss.bottomless import Bottomless
 from rankscope.server.detectors.loss.sign import LossSign
+from rankscope.server.detectors.loss.thrown import ThrownUp
 from rankscope.server.detectors.policy import Blocks, RisePolicy, Share, Sigmas, Times
 from rankscope.server.detectors.profiles import TURNS
 from rankscope.server.detectors.statistics import (
@@ -125,6 +126,7 @@ class DivergingState:
     unmeasured: Unmeasured = field(default_factory=Unmeasured)
     incident: _Diverging | None = None
     bottomless: Bottomless = field(default_factory=Bottomless)
+    thrown: ThrownUp = field(default_factory=ThrownUp)
     written: deque[int] = field(default_factory=lambda: deque(maxlen=_BLOCKS))
     answers: AnswersKept = field(default_factory=AnswersKept)
 
@@ -144,6 +146,9 @@ class LossDiverging(Detector[DivergingState]):
         the start takes the place of the progress, and the median of the last 24 blocks that of the
         best. Above 10 times its start no noise is asked for. It is dated back to where the rise
         left 10 % behind, and is over after 9 blocks below 15 %.
+        At the start: three of the first 20 losses are above 1.5 times the very first one, and by 6
+        standard deviations of single losses above the mean of the last 30, of which after 100
+        losses four in five are still above the first one; until they no longer are.
         Below: the block lies further below 0 than 30 times the median size of the first 20 losses,
         and between half, three quarters and all of the steps, 100 or more, it fell with more than
         the power 1.25 of their number each time, while the norm of the parameters has come to more
@@ -210,6 +215,7 @@ class LossDiverging(Detector[DivergingState]):
                 self._hold_against_answers(state, state.incident, step)
                 findings.append(self._finding(state.incident))
                 state.incident = None
+            state.thrown.push(step, value, known=state.incident is not None)
             state.values.append(value)
             completed = state.progress.push(step, value)
             if completed is not None:
@@ -220,6 +226,10 @@ class LossDiverging(Detector[DivergingState]):
         findings += [
             bottomless.finding(e, game=state.game_since is not None)
             for e in state.bottomless.watch.take(window.last_step)
+        ]
+        findings += [
+            thrown.finding(e, game=state.game_since is not None)
+            for e in state.thrown.watch.take(window.last_step)
         ]
         return Outcome({"loss.diverging": self._check(state)}, tuple(findings))
 
