@@ -114,6 +114,15 @@ COURSE_RULES = (
         why="tasks or sources that take turns have losses and gradients of their own size",
     ),
     Rule(
+        root=("lr.too_high",),
+        root_key="start",
+        consequence=("loss.", "gradient.", "layer.dead", "accuracy.stalled", "update.ratio"),
+        earliest=-BLUR,
+        latest=None,
+        same_ranks=False,
+        why="first steps that wrote over the weights threw the loss up, and killed units",
+    ),
+    Rule(
         root=("loss.diverging",),
         consequence=("loss.oscillating", "loss.spike"),
         earliest=-BLUR,

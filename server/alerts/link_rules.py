@@ -117,6 +117,7 @@ LINK_RULES = (
         root=("gradient.accumulating",),
         consequence=(
             "reduction.wrong",
+            "compression.error",
             "clipping.saturated",
             "loss.spike",
             "loss.diverging",
@@ -127,6 +128,13 @@ LINK_RULES = (
         earliest=-BLUR,
         same_ranks=False,
         why="gradients that add up are no longer those of their step",
+    ),
+    Rule(
+        root=("compression.error",),
+        consequence=("reduction.wrong",),
+        earliest=-BLUR,
+        same_ranks=False,
+        why="what a compression leaves out is missing from the mean",
     ),
     Rule(
         root=("layer.dead",),

@@ -18,6 +18,8 @@ from rankscope.server.detectors.layer.dead import LayerDead
 from rankscope.server.detectors.loss.diverging import LossDiverging
 from rankscope.server.detectors.loss.oscillating import LossOscillating
 from rankscope.server.detectors.policy import Count, Observations, Policy, RisePolicy, Share, Steps
+from rankscope.server.detectors.rate import momentum
+from rankscope.server.detectors.rate.momentum import Momentum
 from rankscope.server.detectors.rate.start import BadStart
 from rankscope.server.detectors.waiting import too_few
 from rankscope.server.detectors.walking import median, together
@@ -99,6 +101,7 @@ class HighState:
     rates: list[tuple[int, float]] = field(default_factory=list)
     inputs: deque[float] = field(default_factory=lambda: deque(maxlen=16))
     start: BadStart = field(default_factory=BadStart)
+    momentum: Momentum = field(default_factory=Momentum)
     judged: dict[tuple[str, int], High | None] = field(default_factory=dict)
     current: tuple[str, int] | None = None
     last_step: int = -1
@@ -116,8 +119,10 @@ class RateTooHigh(Detector[HighState]):
         updates in a row were above 0.1, with these. Or the first ten updates were above 0.1 in the
         median, the loss rose to half above its first value within 20 steps, and after 100 the
         answers explain 5 % of the deviance or less (the last 30; where that is not known, the loss
-        is still above its first value); not of weights that began at zero. Without the second sign
-        the data are as likely, and nothing is said here. Over after 200 steps without the first.
+        is still above its first value); not of weights that began at zero. Or SGD has a momentum of
+        0.98 or more, and the norm of the parameters has come to 3 times what it was (medians of 5).
+        Without the second sign the data are as likely, and nothing is said here. Over after 200
+        steps without the first.
 
     Severity:
         As the first sign has it; a sign that is but info is none.
@@ -135,7 +140,7 @@ class RateTooHigh(Detector[HighState]):
     needs = ("loss", "lr")
     wants = (
         *("grad_norm", "grad_norm_preclip", "update_ratio", "input_rms"),
-        *("initial_gain", "explained_deviance"),
+        *("initial_gain", "explained_deviance", "weight_norm"),
     )
 
     policy: HighPolicy
@@ -165,8 +170,10 @@ class RateTooHigh(Detector[HighState]):
     def advance(self, window: Window, state: HighState) -> Outcome:
         """Asks the others, and looks at the rate and the updates before what they found."""
         names = *self.needs, *self.wants
+        state.momentum.configured(window.config)
         for step, row in together(window, *names):
             state.start.take(step, row, self.policy.overwriting)
+            state.momentum.take(step, row)
             state.total += math.isfinite(row.get("loss", math.nan))
             state.normed |= "grad_norm" in row
             if math.isfinite(row.get("lr", math.nan)):
@@ -204,6 +211,7 @@ class RateTooHigh(Detector[HighState]):
                 findings.append(_finding(sign, high, self.policy))
         if _start_counts(state):
             findings.append(_start_finding(state.start, self.policy))
+        findings += [momentum.finding(e) for e in state.momentum.watch.take(window.last_step)]
         # Not by number: how much of a long block is looked back at must not depend on its length.
         for series in (state.updates, state.rates):
             old = bisect_left(series, (window.last_step - 4 * self.policy.near, -math.inf))
