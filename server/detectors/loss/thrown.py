@@ -90,8 +90,8 @@ def finding(episode: Episode[Thrown], *, game: bool) -> Finding:
             f"Within {_FIRST} losses of the start the loss rose from {number(facts.first)} to "
             f"{number(facts.highest)}; it has come to {number(facts.now)}, and is still above "
             "where it began: what the weights were initialised to is gone, and nothing has taken "
-            "its place. The learning rate is too high for the first steps, without a warm-up; or the "
-            "first steps were taken with other data, targets or a loss of another scale.",
+            "its place. The learning rate is too high for the first steps, without a warm-up; or "
+            "the first steps were taken with other data, targets or a loss of another scale.",
             "Two players of a game may do that." if game else "",
         ),
         remedy=(
