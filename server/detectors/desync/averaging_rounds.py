@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.wording import ranks
+from rankscope.server.detectors.wording import agree, ranks
 from rankscope.server.window import Window
 
 MARK = "parameters_written"
@@ -44,10 +44,16 @@ class AveragingRounds:
     """When the ranks wrote their parameters together.
 
     Two averages of all, one without some of them and the next one again with all (or without the
-    same ones), at one interval: single ranks that write now and then make no such pattern.
+    same ones), at one interval: single ranks that write now and then make no such pattern. Or four
+    at one interval, each without the same ones, where every rank trains for itself.
+
+    Attributes:
+        never: the first of the rounds in which the same ranks never took part, and the one at which
+            that was known; None for none.
     """
 
     last: deque[AveragingRound] = field(default_factory=lambda: deque(maxlen=4))
+    never: tuple[AveragingRound, int] | None = None
 
     @property
     def at(self) -> int:
@@ -86,10 +92,29 @@ class AveragingRounds:
             )
         return met
 
-    def take(self, averaging: AveragingRound) -> Finding | None:
-        """Takes one step after the other; reports an average when the next one has come."""
+    def take(self, averaging: AveragingRound, *, alone: bool) -> Finding | None:
+        """Takes one step after the other; reports an average when the next one has come.
+
+        Args:
+            alone: whether every rank has trained for itself so far.
+        """
         self.last.append(averaging)
-        return self._missed()
+        return self._missed() or self._never(averaging.step, alone=alone)
+
+    def _never(self, step: int, *, alone: bool) -> Finding | None:
+        if len(self.last) < 4:
+            return None
+        first, *others = self.last
+        period = others[0].step - first.step
+        regular = period >= 2 and all(b.step - a.step == period for a, b in pairwise(self.last))
+        same = bool(first.absent) and all(other.absent == first.absent for other in others)
+        if not (regular and same and (alone or self.never is not None)):
+            self.never = None
+            return None
+        if self.never is None:
+            self.never = first, step
+        began, seen = self.never
+        return _never_finding(began, period, seen, step)
 
     def _missed(self) -> Finding | None:
         if len(self.last) < 4:
@@ -108,6 +133,35 @@ class AveragingRounds:
 def interval_of(returns: Sequence[int]) -> int:
     """Steps between the last two synchronisations; since the first one, where there was but one."""
     return returns[-1] - returns[-2] if len(returns) > 1 else max(returns[-1], 1)
+
+
+def _never_finding(began: AveragingRound, period: int, seen: int, step: int) -> Finding:
+    who = ranks(began.absent)
+    return Finding(
+        kind="desync.parameters",
+        key="never averaged",
+        severity="critical",
+        title=f"{who.capitalize()} never {agree(len(began.absent), 'takes')} the average of the "
+        "parameters",
+        seen_step=seen,
+        last_step=step,
+        first_step=began.step,
+        ranks=began.absent,
+        stage="outside_optimizer",
+        cause=(
+            f"Every rank trains for itself, and every {period} steps {ranks(began.present)} "
+            f"{agree(len(began.present), 'writes')} parameters outside the optimizer: the average, "
+            f"or what an outer optimizer makes of it. {who.capitalize()} "
+            f"{agree(len(began.absent), 'has')} never done so, and "
+            f"{agree(len(began.absent), 'goes')} on from parameters of its own."
+        ),
+        remedy=(
+            f"Look at the condition under which {who} copies the average back, and at which "
+            "parameters it copies to. Broadcast the parameters once from a rank that holds it."
+        ),
+        clear_after=period,
+        evidence={"period": period, "took_part": list(began.present)},
+    )
 
 
 def _finding(missed: AveragingRound, period: int, seen: int) -> Finding:

@@ -211,7 +211,8 @@ class Desync(Detector[DesyncState]):
         missed = []
         while met and met[0].step <= until:
             averaging = met.popleft()
-            missed.append(state.averaging_rounds.take(averaging))
+            alone = state.incident is not None and state.incident.tentative
+            missed.append(state.averaging_rounds.take(averaging, alone=alone))
             if state.incident is not None and not averaging.absent:
                 state.incident.averaged_at(averaging.step)
         return [finding for finding in missed if finding is not None]

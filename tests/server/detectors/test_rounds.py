@@ -1,5 +1,7 @@
 """Ranks that train for themselves between averages: who is late to these, and who waits there."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -48,6 +50,20 @@ def trained(*, slow=None, extra=0.3, often=0.06, seed=0, differ=True, jitter=0.0
         present={"parameters_written": np.broadcast_to(averaged, (RANKS, STEPS))},
         comparisons=compared,
     )
+
+
+@pytest.mark.parametrize("cuts", [(), range(0, STEPS, 7)], ids=["one", "many"])
+def test_a_rank_that_never_takes_the_average_is_named(cuts):
+    healthy = replace(trained(), config={"data_parallel": {}})
+    wrote = healthy.present["parameters_written"].copy()
+    wrote[3] = False
+    trace = replace(healthy, present={"parameters_written": wrote})
+    found = judge(trace, [Desync()], cuts)
+    (alert,) = [alert for alert in found.alerts if alert.severity == "critical"]
+    assert (alert.kind, alert.ranks, alert.first_step) == ("desync.parameters", (3,), EVERY)
+    assert "never takes the average" in alert.title
+    assert alert.state == "open"
+    assert {a.severity for a in judge(healthy, [Desync()], cuts).alerts} == {"info"}
 
 
 def said(trace, cuts=()):
