@@ -123,9 +123,9 @@ class Replayed(Detector[ReplayedState]):
         all of the data may be in it. They are not where the loader has more batches than one
         (`loader_batches`), or the batch is a view of memory that holds 16 times as many samples or
         more (`samples_stored`; a part that is trained on as a whole is rarely less). Nor is it
-        likely after more than 100 observations of a batch of 8, 16, 32, 64 or 128 samples, unless
-        the loader is known to have no other, or several ranks have the same one, as synthetic
-        inputs are: that is a warning, too.
+        likely after more than 100 observations of a batch of 8, 16, 32, 64 or 128 samples, or of up
+        to 128 sequences of tokens, unless the loader is known to have no other, or several ranks
+        have the same one, as synthetic inputs are: that is a warning, too.
 
     Evidence:
         `distance` (steps from one to the other), `earlier_step`, `length` (observations
@@ -139,7 +139,7 @@ class Replayed(Detector[ReplayedState]):
     """
 
     kinds = ("data.replayed", "data.unshuffled")
-    wants = ("samples", "samples_stored", "loader_batches")
+    wants = ("samples", "samples_stored", "loader_batches", "tokens")
 
     effects = (
         Rule(
@@ -284,12 +284,13 @@ class Replayed(Detector[ReplayedState]):
         state.alike += 1
         if state.alike >= _STUCK:
             varied = state.judged > state.alike
-            batches, stored, samples = _had(window, step)
+            batches, stored, samples, tokens = _had(window, step)
             facts = Stuck(state.alike, varied, tuple(int(r) for r in window.ranks))
             known = state.stuck.bad(step, facts, first_step=state.alike_since).facts
             known.length = state.alike
             known.batches, known.stored = max(known.batches, batches), max(known.stored, stored)
             known.samples, known.shared = max(known.samples, samples), shared
+            known.sequences |= tokens > samples
 
     def _repeats(self, state: Order, step: int) -> bool:
         """Whether enough batches repeat that it is no chance."""
@@ -300,19 +301,21 @@ class Replayed(Detector[ReplayedState]):
         )
 
 
-def _had(window: Window, step: int) -> tuple[int, float, int]:
-    """Batches of the loader, samples stored over those of a batch, and these; least of ranks.
+def _had(window: Window, step: int) -> tuple[int, float, int, int]:
+    """Batches of the loader, samples stored over those of a batch, these, and their tokens.
+
+    The least of the ranks.
 
     0 where it is not known.
     """
     found = []
-    for metric in ("loader_batches", "samples_stored", "samples"):
+    for metric in ("loader_batches", "samples_stored", "samples", "tokens"):
         steps, rows = rank_rows(window, metric)
         at = int(np.searchsorted(steps, step))
         known = at < len(steps) and int(steps[at]) == step and not np.isnan(rows[at]).all()
         found.append(float(np.nanmin(rows[at])) if known else 0.0)
-    batches, stored, samples = found
-    return int(batches), stored / samples if samples > 0 else 0.0, int(samples)
+    batches, stored, samples, tokens = found
+    return int(batches), stored / samples if samples > 0 else 0.0, int(samples), int(tokens)
 
 
 def _common(one: int, other: int, far: int) -> int:

@@ -50,6 +50,7 @@ class Stuck:
         batches: of the DataLoader that gives them; 0 where it is not known.
         stored: samples in the memory that the batch is a part of, over those in the batch.
         samples: those in the batch; 0 where it is not known.
+        sequences: they are sequences of tokens: no text is as short as a batch of them.
         shared: several ranks have the same one: synthetic inputs, as in tests of speed.
     """
 
@@ -59,6 +60,7 @@ class Stuck:
     batches: int = 0
     stored: float = 0.0
     samples: int = 0
+    sequences: bool = False
     shared: bool = False
 
     @property
@@ -69,8 +71,8 @@ class Stuck:
     @property
     def likely(self) -> bool:
         """Whether it is a batch by its size, and nothing shows that it is all there is."""
-        size = self.samples in _BATCHES and self.batches != 1
-        return self.length > _LONG and size and not self.shared
+        size = self.samples in _BATCHES or (self.sequences and self.samples <= max(_BATCHES))
+        return self.length > _LONG and size and self.batches != 1 and not self.shared
 
 
 def repeat_finding(episode: Episode[Repeat], *, by_labels: bool = False) -> Finding:

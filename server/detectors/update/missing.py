@@ -148,8 +148,9 @@ class UpdateMissing(Detector[MissingState]):
         something did move before and the optimizer has a stopping rule: LBFGS's tolerances),
         warning for some of the tensors (frozen on the way, too), info where the optimizer leaves
         out a part of the model from the start, or where it is frozen before the first step (which
-        may be meant). Warning where it leaves out half of the trained tensors at most, and these
-        were seen to get gradients and to stay as they were at 8 samples: no optimizer holds them.
+        may be meant). Warning where it leaves out half of the trained tensors at most, or holds as
+        many others in their place, and these were seen to get gradients and to stay as they were at
+        8 samples: no optimizer holds them.
 
     Evidence:
         `tensors` (that did not move) `of` this many, `whole`, `missing` (names that the optimizer
@@ -321,7 +322,7 @@ class UpdateMissing(Detector[MissingState]):
             still,
             never=state.never,
             never_since=state.never_since,
-            forgotten=0 < still.tensors <= self.policy.forgotten * still.of,
+            forgotten=still.replaced or 0 < still.tensors <= self.policy.forgotten * still.of,
             adds_up=state.carried >= self.policy.some,
         )
 
@@ -411,12 +412,14 @@ class UpdateMissing(Detector[MissingState]):
         newest = [begins[-1] for begins in window.begins.values() if begins]
         state.begun = min(newest, default=int(window.steps[0]))
         elsewhere, partly, names, most, of = [], [], [], 0, 0
+        replaced = False
         for rank, config in sorted(configs.items()):
             held = config.get("optimizer_tensors")
             if not isinstance(held, Mapping) or not held.get("count"):
                 continue
             missing = int(held.get("missing_count") or 0)
             of = max(of, int(config.get("parameter_tensors") or 0))
+            replaced |= _holds_copies(held, missing)
             if missing and not held.get("of_the_model"):
                 elsewhere.append(rank)
             elif missing:
@@ -429,8 +432,22 @@ class UpdateMissing(Detector[MissingState]):
             )
         elif partly:
             state.uncovered = Still(
-                tuple(partly), most, of, whole=False, names=tuple(names), held_elsewhere=True
+                tuple(partly),
+                most,
+                of,
+                whole=False,
+                names=tuple(names),
+                held_elsewhere=True,
+                replaced=replaced,
             )
+
+
+def _holds_copies(held: Mapping[str, Any], missing: int) -> bool:
+    """Whether an optimizer holds as many tensors that are not the model's as it leaves out."""
+    total, own = held.get("count"), held.get("of_the_model")
+    if not (isinstance(total, int) and isinstance(own, int | float)):
+        return False
+    return missing > 0 and round(total * (1 - own)) == missing
 
 
 def _by_step(window: Window, name: str) -> list[tuple[int, np.ndarray[Any, np.dtype[np.float64]]]]:

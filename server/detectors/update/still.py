@@ -24,7 +24,8 @@ class Still:
         held_elsewhere: whether the optimizer was known to hold other tensors from the start.
         never: samples at which they had a gradient and were as at first, from `never_since` on; 0
             where one of them was seen to move, or too few were examined.
-        forgotten: they are few beside those that the optimizer holds.
+        forgotten: they are few beside those that the optimizer holds, or `replaced`.
+        replaced: the optimizer holds as many tensors in their place that are not the model's.
         adds_up: their gradients were never set to zero, at every sample.
     """
 
@@ -37,6 +38,7 @@ class Still:
     never: int = 0
     never_since: int = 0
     forgotten: bool = False
+    replaced: bool = False
     adds_up: bool = False
 
 
@@ -342,6 +344,10 @@ def outside_finding(still: Still, step: int, last_step: int) -> Finding:
                 else "",
                 "It may be meant, since most of the model is left out."
                 if not still.forgotten
+                else "",
+                "In their place it holds as many tensors that are not the model's: it was built "
+                "from a copy, or before these layers were replaced or moved."
+                if still.replaced
                 else "",
             )
         else:

@@ -1,5 +1,7 @@
 """Real trainings of which the optimizer does not hold a part, or zero_grad is not called."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -94,6 +96,17 @@ def test_training_a_small_part_of_a_model_may_be_meant(tmp_path):
     alert = found.one("update.missing")
     assert alert.severity == "info"
     assert "It may be meant" in alert.cause
+
+
+def test_a_copy_of_most_of_the_model_in_its_place_is_a_mistake(tmp_path):
+    def copied(model):
+        return [*model.head.parameters(), *without(copy.deepcopy(model), "head")]
+
+    found = trained(tmp_path, copied)
+    assert found.kinds() == ["update.missing"]
+    alert = found.one("update.missing")
+    assert (alert.severity, alert.parent) == ("warning", None)
+    assert "it was built from a copy" in alert.cause
 
 
 @pytest.mark.parametrize("held", [lambda m: m.parameters(), headless], ids=["whole", "headless"])

@@ -103,6 +103,7 @@ def stuck(
     loader: int = 0,
     stored: int = 0,
     samples: int = 32,
+    tokens: int = 0,
     shared: bool = False,
 ) -> Trace:
     """Ranks whose batches are new ones, but for some steps at which they have one and the same.
@@ -113,6 +114,7 @@ def stuck(
         loader: batches that the loader has; 0: it is not known.
         stored: samples in the memory that a batch is a view of; 0: not known.
         samples: of a batch.
+        tokens: of a batch; 0: its samples are no sequences.
         shared: all ranks have the same batches.
     """
     random = np.random.default_rng(seed)
@@ -130,6 +132,8 @@ def stuck(
         series["loader_batches"] = np.full(loss.shape, float(loader))
     if stored:
         series["samples_stored"] = np.full(loss.shape, float(stored))
+    if tokens:
+        series["tokens"] = np.full(loss.shape, float(tokens))
     return Trace("stuck", seed, at, series, words={"batch": batches})
 
 
