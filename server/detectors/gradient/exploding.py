@@ -11,9 +11,10 @@ import numpy as np
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.history import Companions, Phases, rate_sentence
-from rankscope.server.detectors.policy import Count, Observations, RisePolicy, Steps, Times
+from rankscope.server.detectors.policy import Count, Observations, RisePolicy, Share, Steps, Times
 from rankscope.server.detectors.sliding_median import SlidingMedian
 from rankscope.server.detectors.statistics import (
+    Progress,
     Spacing,
     Unmeasured,
     exceeds,
@@ -27,6 +28,8 @@ from rankscope.server.window import Check, Window
 # Losses that are remembered, and how many standard errors make a difference of them.
 _LOSSES = 128
 _CLEAR = 2.0
+# Losses at the start whose median is taken, and the share of it that has to be gained to be lost.
+_BEGIN, _GAINED = 5, 0.1
 # A norm that clipping leaves alone is the same before and after it, but for rounding in float16.
 _CUT = 0.99
 
@@ -50,6 +53,9 @@ class ExplodingPolicy(RisePolicy):
         calm: steps below `held` after which it is over.
         patience: consecutive observations that are needed where the loss has not risen.
         level: number of most recent losses compared with those before the onset.
+        lost: share of what the loss has gained, up to which it hardly feels it where the norm is
+            none that the training did not begin with: samples that are learned last.
+        as_begun: norm over the first ones, up to which that is so.
     """
 
     evidence: Observations = 40
@@ -66,6 +72,8 @@ class ExplodingPolicy(RisePolicy):
     calm: Steps = 50
     patience: Count = 24
     level: Observations = 8
+    lost: Share = 0.15
+    as_begun: Times = 3.0
 
 
 @dataclass(slots=True)
@@ -75,6 +83,9 @@ class Explosion:
     Attributes:
         clip: the norm to which clipping has cut the gradient meanwhile; NaN where none did.
         phase: what says that the data became others where it began; empty for nothing.
+        first: norm at the start.
+        lost: largest share of what the loss had gained that it has lost since; 1 where it had
+            gained nothing, or none is known.
     """
 
     usual: float
@@ -84,6 +95,12 @@ class Explosion:
     lr_step: int = -1
     clip: float = math.nan
     phase: str = ""
+    first: float = math.nan
+    lost: float = 0.0
+
+    def small(self, policy: ExplodingPolicy) -> bool:
+        """Whether the training began with such norms, and the loss hardly feels them."""
+        return self.lost < policy.lost and self.worst <= policy.as_begun * self.first
 
 
 @dataclass(slots=True)
@@ -104,6 +121,17 @@ class ExplodingState:
     companions: Companions = field(default_factory=Companions)
     phases: Phases = field(default_factory=Phases)
     losses: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_LOSSES))
+    progress: Progress = field(default_factory=Progress)
+    begin: list[float] = field(default_factory=list)
+
+    def lost(self, level: int) -> float:
+        """Share of what the loss has gained that it has lost again, by the last `level` losses."""
+        start, best = median(self.begin), self.progress.best
+        newest = [value for _, value in self.losses][-level:]
+        gained = start - best
+        if len(newest) < level or not gained > _GAINED * abs(start):
+            return 1.0
+        return (median(newest) - best) / gained
 
     def push(self, step: int, norm: float) -> None:
         """Takes a norm; what is no longer among the newest becomes usual."""
@@ -135,7 +163,8 @@ class GradientExploding(Detector[ExplodingState]):
 
     Severity:
         Warning; critical from 100 times the usual norm on. Info where the data became others as it
-        began (as in `loss.spike`, which reports whether they are learned).
+        began (as in `loss.spike`, which reports whether they are learned), and where the norm is
+        within 3 times the first ones and the loss has lost less than 15 % of what it had gained.
 
     Evidence:
         `usual`, `worst`, `factor`, and where the learning rate rose before `lr_before`,
@@ -175,6 +204,9 @@ class GradientExploding(Detector[ExplodingState]):
         for step, row in together(window, "grad_norm", "grad_norm_preclip", "loss"):
             if "loss" in row:
                 state.losses.append((step, row["loss"]))
+                state.progress.push(step, row["loss"])
+                if len(state.begin) < _BEGIN:
+                    state.begin.append(row["loss"])
             if "grad_norm" not in row and "grad_norm_preclip" not in row:
                 continue
             state.companions.pass_to(step)
@@ -200,6 +232,7 @@ class GradientExploding(Detector[ExplodingState]):
             if exceeds(norm, policy.held * known.facts.usual):
                 state.watch.bad(step, known.facts)
                 known.facts.worst = max(known.facts.worst, norm)
+                known.facts.lost = max(known.facts.lost, state.lost(policy.level))
                 if state.cut[0] == step:
                     known.facts.clip = state.cut[1]
                 return
@@ -224,7 +257,8 @@ class GradientExploding(Detector[ExplodingState]):
             # A network that leaves a plateau has larger gradients, and learns.
             state.watch.good(step)
             return
-        facts = Explosion(usual, state.newest.largest)
+        facts = Explosion(usual, state.newest.largest, first=median(state.first))
+        facts.lost = state.lost(policy.level)
         if state.cut[0] >= onset:
             facts.clip = state.cut[1]
         rise = state.companions.raised_rate(
@@ -326,7 +360,11 @@ def _finding(episode: Episode[Explosion], policy: ExplodingPolicy) -> Finding:
     return episode.finding(
         kind="gradient.exploding",
         severity=(
-            "info" if facts.phase else "critical" if factor >= policy.critical else "warning"
+            "info"
+            if facts.phase or facts.small(policy)
+            else "critical"
+            if factor >= policy.critical
+            else "warning"
         ),
         title=(
             f"The gradient has grown from {number(facts.usual)} to {number(facts.worst)} since "

@@ -13,8 +13,9 @@ from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.batch_sizes import SERIES, BatchSizes, effective_sizes
 from rankscope.server.detectors.desync.averaging_rounds import MARK
 from rankscope.server.detectors.history import Companions, Phases, RankHistory
-from rankscope.server.detectors.loss import answers_kept
+from rankscope.server.detectors.loss import few_answers
 from rankscope.server.detectors.loss.answers_kept import AnswersKept
+from rankscope.server.detectors.loss.few_answers import FewAnswers
 from rankscope.server.detectors.loss.relapse import Relapse
 from rankscope.server.detectors.loss.sign import LossSign
 from rankscope.server.detectors.loss.spike_findings import Spike, spike_finding
@@ -113,6 +114,7 @@ class SpikeState:
     judged: int = 0
     relapse: Relapse = field(default_factory=Relapse)
     answers: AnswersKept = field(default_factory=AnswersKept)
+    few: FewAnswers = field(default_factory=FewAnswers)
     # Of a loss that is 0 at most steps, as of a margin that most samples keep, few of 64 are not.
     before: deque[float] = field(default_factory=lambda: deque(maxlen=_INTERMITTENT))
     incident: Spike | None = None
@@ -158,8 +160,10 @@ class LossSpike(Detector[SpikeState]):
         where the jumps are those of the targets' own scatter (`target_deviance` rises by half as
         much or more), which have come so since the training began, each over after two steps. Info
         where a jump of all ranks leaves the accuracy as it was (20 observations before and more
-        since, within 2 standard errors). Never more than info for losses that change their sign in
-        their ordinary course.
+        since, within 2 standard errors), and where at all high values that it is known of one or
+        two answers more than usual were wrong (as many as the accuracy lacks of its median, of the
+        samples of all ranks), at a cost of 30 each at the most. Never more than info for losses
+        that change their sign in their ordinary course.
 
     Evidence:
         `z`, `value`, `usual` (median of the 64), `highest_before`, `progress`, `peak`, `peak_step`,
@@ -177,7 +181,7 @@ class LossSpike(Detector[SpikeState]):
     reports_open: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     wants: ClassVar[tuple[str, ...]] = (
-        *("lr", "grad_norm", MARK, answers_kept.SERIES),
+        *("lr", "grad_norm", MARK, *few_answers.SERIES),
         *SERIES,
         *Phases.SERIES,
     )
@@ -201,6 +205,7 @@ class LossSpike(Detector[SpikeState]):
         state.targets.take(window)
         state.relapse.take(window)
         state.answers.lay(window)
+        state.few.lay(window)
         steps, means = mean_over_ranks(window, "loss")
         rows = rank_rows(window, "loss")[1]
         sizes = effective_sizes(window, "loss").tolist()
@@ -210,6 +215,7 @@ class LossSpike(Detector[SpikeState]):
             state.sizes.push(size)
             state.companions.pass_to(step)
             state.answers.pass_to(step)
+            state.few.pass_to(step)
             negated = state.sign.push(value)
             if not state.sign.negated:
                 state.progress.push(step, value)
@@ -241,6 +247,8 @@ class LossSpike(Detector[SpikeState]):
                 else:
                     state.incident = self._open(state, window, step, value, z, row)
                     state.incident.batch = (size, state.sizes.usual)
+                    rise = value - state.incident.usual
+                    state.incident.count_answers(state.few.explain(step, rise))
                     self._hold_against_targets(
                         state, state.incident, step, value, state.incident.ranks
                     )
@@ -377,6 +385,7 @@ class LossSpike(Detector[SpikeState]):
                 self._hold_against_targets(state, incident, step, value, who)
             incident.calm = 0
             incident.high += 1
+            incident.count_answers(state.few.explain(step, value - incident.usual))
             incident.last_step = step
             if value > incident.peak:
                 incident.peak, incident.peak_step = value, step

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.history import rate_sentence
 from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.loss import answers_kept
+from rankscope.server.detectors.loss import answers_kept, few_answers
 from rankscope.server.detectors.wording import number, ranks, sentences
 
 
@@ -51,8 +51,22 @@ class Spike(Incident):
     negated: bool = False
     # The targets of the high values are odd themselves, and such targets are the data's.
     odd_targets: bool = False
+    # Values that one or two wrong answers explain, and that they do not.
+    few: int = 0
+    many: int = 0
     # Samples of a rank at this step, and usually.
     batch: tuple[float, float] = (math.nan, math.nan)
+
+    def count_answers(self, few: bool | None) -> None:
+        """Takes whether one or two answers explain a value; None where it is not known."""
+        if few is not None:
+            self.few, self.many = self.few + few, self.many + (not few)
+
+    @property
+    def of_few_answers(self) -> bool:
+        """Whether all that is known of the values is that one or two answers were wrong."""
+        known = 2 * self.few >= self.high
+        return known and not self.many and not self.stayed and not self.negated
 
     @property
     def new_phase(self) -> bool:
@@ -83,7 +97,7 @@ def spike_finding(
         severity = "critical"
     if incident.new_phase:
         severity = "info" if incident.learns else "warning"
-    if incident.redefined:
+    if incident.redefined or incident.of_few_answers:
         severity = "info"
     on = f" on {ranks(who)}" if who else ""
     title = (
@@ -170,6 +184,8 @@ def _explain(incident: Spike, *, recurs: bool, of_targets: bool) -> tuple[str, s
         )
     if incident.redefined:
         return answers_kept.CAUSE, answers_kept.REMEDY
+    if incident.of_few_answers:
+        return few_answers.CAUSE, few_answers.REMEDY
     if incident.rise is not None:
         return (
             sentences(
