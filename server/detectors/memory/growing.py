@@ -10,7 +10,9 @@ import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.memory import pace
 from rankscope.server.detectors.memory.blocks import Minima
+from rankscope.server.detectors.memory.pace import Lengths, inputs_of
 from rankscope.server.detectors.memory.trend import Trend, steady
 from rankscope.server.detectors.policy import Blocks as BlockCount
 from rankscope.server.detectors.policy import (
@@ -45,7 +47,6 @@ _JUDGED = {
 }
 # Number of batches that the loader gives: an epoch has no more steps.
 _EPOCH = "loader_batches"
-_LENGTH = "step_seconds"
 # Consecutive judgements, one a block, that have to find it.
 _CONSECUTIVE = 4
 # Blocks without it after which it is over.
@@ -75,6 +76,8 @@ class GrowingPolicy(Policy):
             of 4, and 4 more); a third more is left to what a start takes up.
         epochs: the same as a number of epochs, where their length is known: data that are kept in
             memory have all been read then.
+        data: growth of a step over the size of its inputs, from which on it is not these that are
+            kept: what an image was cut out of, or decoded from, is some times as large.
         soon: a warning where memory runs out within this many times as long as it has been growing.
             At 4 a fifth of what was free is gone.
         night: the same where it runs out within this time: who starts a job in the evening finds
@@ -90,6 +93,7 @@ class GrowingPolicy(Policy):
     keeps: Share = 0.9
     observed: Observations = 160
     epochs: Times = 1.25
+    data: Times = 16.0
     soon: Times = 4.0
     night: Seconds = 12 * 3600.0
 
@@ -152,12 +156,18 @@ class GrowingState:
     Attributes:
         epochs: steps at which a loader was met that gives more batches than those before, and how
             many.
+        inputs: bytes of a step's inputs on the rank that has most, the largest so far.
         lengths: number of steps whose lengths are known, and their sum in seconds.
     """
 
     tracks: dict[str, Track] = field(default_factory=lambda: {name: Track() for name in _JUDGED})
     epochs: list[tuple[int, float]] = field(default_factory=list)
     lengths: tuple[int, float] = (0, 0.0)
+    inputs: list[tuple[int, float]] = field(default_factory=list)
+
+    def largest_inputs(self, step: int) -> float:
+        """Bytes of a step's inputs as far as they are known at a step; infinite where not."""
+        return max((size for since, size in self.inputs if since <= step), default=math.inf)
 
     def epoch(self, step: int) -> float:
         """Steps that an epoch has at the most, as far as that is known at a step; 0 where not."""
@@ -180,28 +190,6 @@ class _Rank:
     now: float
 
 
-class _Lengths:
-    """The mean length of a step, as far as it is known at each step of a window."""
-
-    def __init__(self, window: Window, before: tuple[int, float]) -> None:
-        steps, rows = rank_rows(window, _LENGTH)
-        known = np.isfinite(rows).any(axis=1)
-        self._steps = steps[known]
-        # Of all ranks the slowest: the others wait for it.
-        self._sums = np.concatenate(([0.0], np.cumsum(np.nanmax(rows[known], axis=1))))
-        self._before = before
-
-    def mean(self, step: int) -> float:
-        """Seconds, of all steps up to one; NaN where none is known."""
-        at = int(np.searchsorted(self._steps, step, side="right"))
-        number, total = self._before[0] + at, self._before[1] + float(self._sums[at])
-        return total / number if number else math.nan
-
-    def total(self) -> tuple[int, float]:
-        """Number of steps whose lengths are known, and their sum."""
-        return self._before[0] + len(self._steps), self._before[1] + float(self._sums[-1])
-
-
 class MemoryGrowing(Detector[GrowingState]):
     """The memory of a process, or of its device, grows with every step.
 
@@ -219,7 +207,8 @@ class MemoryGrowing(Detector[GrowingState]):
         quarter 0.9 times that of the first, and all of it 0.9 times that of as many blocks before:
         steps in size, and what fills up ever more slowly, are no growth. By 32 MiB and 5 % or more,
         at four blocks in a row. It counts from 160 observations on, and after one and a quarter
-        epochs where the length of the loader is known (data kept in memory have been read then);
+        epochs where the length of the loader is known (data kept in memory have been read then) and
+        a step's growth is no more than 16 times its inputs;
         before, where memory runs out soon, within the first epoch. Over when 16 blocks have not
         shown it.
 
@@ -241,7 +230,7 @@ class MemoryGrowing(Detector[GrowingState]):
 
     kinds = ("memory.growing",)
     needs = (_RESIDENT,)
-    wants = (_DEVICE, _FILES, _EPOCH, _LENGTH)
+    wants = (_DEVICE, _FILES, _EPOCH, *pace.SERIES)
     policy: GrowingPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
@@ -254,8 +243,11 @@ class MemoryGrowing(Detector[GrowingState]):
             batches = float(np.nanmax(row))
             if batches > state.epoch(int(step)):
                 state.epochs.append((int(step), batches))
+        for step, most in inputs_of(window):
+            if not state.inputs or most > state.inputs[-1][1]:
+                state.inputs.append((step, most))
         findings: list[Finding] = []
-        lengths = _Lengths(window, state.lengths)
+        lengths = Lengths(window, state.lengths)
         for name, track in state.tracks.items():
             steps, rows = _taken(window, name)
             for step, row in zip(steps.tolist(), rows, strict=True):
@@ -335,7 +327,9 @@ class MemoryGrowing(Detector[GrowingState]):
             return True
         began = max(grown.began for grown in lasting.values())
         epoch = state.epoch(step)
-        if epoch and step - began < self.policy.epochs * epoch:
+        slowest = min(grown.trend.slope for grown in lasting.values())
+        of_data = slowest <= self.policy.data * state.largest_inputs(step)
+        if of_data and epoch and step - began < self.policy.epochs * epoch:
             return _is_soon(facts, step, self.policy) and facts.exhausted < began + epoch
         return track.observed >= self.policy.observed or _is_soon(facts, step, self.policy)
 

@@ -28,6 +28,7 @@ def memory(
     posted: bool = True,
     mapped: bool = False,
     length: float = 0.0,
+    elements: int = 0,
 ) -> Trace:
     """Memory of each process, in bytes.
 
@@ -44,6 +45,7 @@ def memory(
         device: it is the device's, that of the process stays.
         mapped: what grows are pages of a file that is read through its mapping.
         length: seconds of a step; 0: not known.
+        elements: numbers in each of the 32 samples of a step; 0: not known.
     """
     random = np.random.default_rng(seed)
     now = np.arange(steps)
@@ -76,6 +78,9 @@ def memory(
         series["loader_batches"] = np.full((ranks, steps), float(epoch))
     if length:
         series["step_seconds"] = length * random.uniform(0.9, 1.1, (ranks, steps))
+    if elements:
+        series["samples"] = np.full((ranks, steps), 32.0)
+        series["sample_elements"] = np.full((ranks, steps), float(elements))
     if not posted:
         series.pop(_RESIDENT)
     present = np.zeros((ranks, steps), dtype=bool)
