@@ -326,7 +326,13 @@ def _finding(episode: Episode[Shared], *, by_labels: bool = False) -> Finding:
     shared, step = episode.facts, episode.first_step
     suspects = tuple(sorted(shared.ranks))
     share = shared.repeats / (shared.repeats + shared.fresh + shared.own)
-    what = "samples" if shared.samples else "the labels of batches" if by_labels else "batches"
+    what = (
+        "samples"
+        if shared.samples
+        else "batches"
+        if not by_labels
+        else "batches (known by their labels)"
+    )
     compared = " that were examined" if shared.samples else ""
     again = f"{shared.own:,} had been the same rank's" if shared.own else "none the same rank's"
     return episode.finding(

@@ -32,8 +32,10 @@ _STRIDE = 8
 # Share of a step that its ranks may have waited for a processor: of more the rest is no measure.
 _MOST_QUEUED = 0.5
 # Columns of what is remembered of a step: its number; its length, the same without what was waited
-# for a processor, and the size of its batch, as logarithms; its parts.
+# for a processor, and the size of its batch, as logarithms; its parts; its length whatever was
+# waited for, and how long that was, in seconds.
 _STEP, _LENGTH, _ALONE, _SIZE, _FIRST_PART = 0, 1, 2, 3, 4
+_SECONDS, _QUEUED = _FIRST_PART + len(_PARTS), _FIRST_PART + len(_PARTS) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +186,13 @@ class ThroughputDropped(Detector[DroppedState]):
             while reductions and reductions[0].step <= step:
                 state.trains(reductions.popleft().tensor_count)
             state.seen += 1
-            if state.seen <= policy.skipped or not math.isfinite(numbers[_LENGTH]):
+            if state.seen <= policy.skipped:
+                continue
+            data, compute = numbers[_FIRST_PART : _FIRST_PART + 2]
+            state.loading.push(step, data, compute, numbers[_SECONDS], numbers[_QUEUED])
+            if not math.isfinite(numbers[_LENGTH]):
                 continue
             state.usable += 1
-            data, compute = numbers[_FIRST_PART : _FIRST_PART + 2]
-            state.loading.push(step, data, compute, math.exp(numbers[_LENGTH]))
             state.recurring.push(step, math.exp(numbers[_ALONE]), data)
             state.recent.append(numbers)
             if len(state.recent) > policy.size:
@@ -233,7 +237,7 @@ class ThroughputDropped(Detector[DroppedState]):
         if not longer:
             state.watch.good(step)
             return
-        parts = (now - usual)[_FIRST_PART:].tolist()
+        parts = (now - usual)[_FIRST_PART:_SECONDS].tolist()
         facts = Slowdown(
             before=math.exp(usual[_LENGTH]),
             now=math.exp(now[_LENGTH]),
@@ -269,7 +273,7 @@ class ThroughputDropped(Detector[DroppedState]):
 
 
 def _numbers(window: Window) -> Float64:
-    """Of each step that was timed what is remembered: float64 [N, 7]."""
+    """Of each step that was timed what is remembered: float64 [N, 9]."""
     block = timed(window, _NAMES)
     queued = np.nan_to_num(block.series["queued_seconds"]).max(axis=1, initial=0.0)
     known = block.lengths > 0
@@ -287,6 +291,8 @@ def _numbers(window: Window) -> Float64:
         np.where(known, np.log(alone), np.nan),
         np.log(np.where(size > 0, size, np.nan)),
         *(timed_median(window, name) for name in _PARTS),
+        block.lengths,
+        queued,
     ]
     rows: Float64 = np.stack(columns, axis=1)
     return rows

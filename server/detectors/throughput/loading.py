@@ -67,7 +67,8 @@ class Loading(Condition[Slower]):
     """Follows the time before the first forward pass, the median over the ranks.
 
     Attributes:
-        past, recent: number, seconds before the forward pass, seconds of computing, of a step.
+        past, recent: number, seconds before the forward pass, seconds of computing, and of the
+            whole of a step, and of the first of these what was not waited for a processor.
         begin: the first of them.
         course: every one, thinned out evenly: one of `every`.
         world: number of ranks.
@@ -83,11 +84,16 @@ class Loading(Condition[Slower]):
     seen: int = 0
     watch: Watch[Slower] = field(default_factory=lambda: Watch(clear_after=64))
 
-    def push(self, step: int, data: float, compute: float, length: float) -> None:
-        """Takes the next step's seconds; those of which one is not known do not count."""
+    def push(self, step: int, data: float, compute: float, length: float, queued: float) -> None:
+        """Takes the next step's seconds; those of which one is not known do not count.
+
+        Args:
+            queued: that a rank has waited for a processor in it, wherever that was.
+        """
         if not (math.isfinite(data) and math.isfinite(compute) and length > 0):
             return
-        policy, one = self.policy, (float(step), data, compute, length)
+        alone = max(data - queued, 0.0)
+        policy, one = self.policy, (float(step), data, compute, length, alone)
         if len(self.begin) < policy.loading_size:
             self.begin.append(one)
         if self.seen % self.every == 0:
@@ -140,14 +146,17 @@ class Loading(Condition[Slower]):
         self.watch.bad(step, facts, first_step=int(since))
 
     def _longer(self, recent: Float64, before: Float64) -> bool:
-        """Whether the last steps wait longer for their data than some before, beyond doubt."""
+        """Whether the last steps wait longer for their data than some before, beyond doubt.
+
+        Of the last ones what was waited for a processor does not count, of those before it does.
+        """
         policy = self.policy
         now, usual = np.median(recent, axis=0), np.median(before, axis=0)
-        more = now[1] - usual[1]
+        more = now[4] - usual[1]
         if more < max(policy.loading_share * now[3], policy.loading_seconds):
             return False
-        times, computing = now[1] / max(usual[1], 1e-9), now[2] / max(usual[2], 1e-9)
-        shortest, longest = np.quantile(recent[:, 1], 0.2), np.quantile(before[:, 1], 0.8)
+        times, computing = now[4] / max(usual[1], 1e-9), now[2] / max(usual[2], 1e-9)
+        shortest, longest = np.quantile(recent[:, 4], 0.2), np.quantile(before[:, 1], 0.8)
         return bool(
             times > policy.loading_factor * max(computing, 1.0)
             and shortest > policy.loading_apart * longest

@@ -54,6 +54,7 @@ def loading(
     more: float = 0.03,
     creeps: bool = False,
     computes: float = 1.0,
+    queued: float = 0.0,
     steps: int = 280,
 ) -> Trace:
     """Three ranks on a machine that others use, all of which wait for their data.
@@ -62,6 +63,7 @@ def loading(
         more: seconds that each waits longer from `at` on.
         creeps: it comes to that in the course of the run, and not at one step.
         computes: factor of the computing from `at` on.
+        queued: seconds of each step that are waited for a processor, somewhere in it.
     """
     random = np.random.default_rng(seed)
     shape, late = (3, steps), np.arange(steps) >= at
@@ -72,6 +74,8 @@ def loading(
     series = {
         "data_seconds": data,
         "compute_seconds": np.repeat(compute, 3, axis=0),
-        "step_seconds": data + compute,
+        "step_seconds": data + compute + queued,
     }
+    if queued:
+        series["queued_seconds"] = np.full(shape, queued)
     return Trace("loading", seed, np.arange(steps), series)
