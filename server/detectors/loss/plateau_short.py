@@ -44,6 +44,7 @@ def answers_nothing(
         return False
     error = noise_of_mean(recent)
     mean, was = float(np.mean(recent)), float(np.mean(before))
-    if mean - was > math.hypot(error, noise_of_mean(before)):
+    # Answers that are worse than that come up to it, whatever the inputs say.
+    if max(mean, 0.0) - max(was, 0.0) > math.hypot(error, noise_of_mean(before)):
         return False
     return mean + error <= policy.explained
