@@ -52,6 +52,10 @@ class Past:
     def push(self, step: int, digest: int) -> None:
         """The parameters after a step."""
         self.step, self.digest = step, digest
+        self.remember(step, digest)
+
+    def remember(self, step: int, digest: int) -> None:
+        """Parameters that there were at a step."""
         self.seen[digest] = step
         self.order.append((step, digest))
         if len(self.order) > _MEMORY:
@@ -80,8 +84,9 @@ class UpdateReverted(Detector[RevertedState]):
         The digest of the parameters before a step is that after the step before, plus that of what
         was written between the two (digests are linear). It is compared with those after all
         earlier steps, of the last 4,096 that were sampled: equal, and not that of the step before,
-        it is a return. 64 bits do not agree by chance. Ranks that all return at the same step. Over
-        after 64 steps without.
+        it is a return; so is what was written between two steps before, and is written again. 64
+        bits do not agree by chance. Ranks that all return at the same step. Over after 64 steps
+        without.
 
     Severity:
         Info for one or two (a rollback that is meant), warning from the third on.
@@ -141,7 +146,12 @@ class UpdateReverted(Detector[RevertedState]):
         """The earlier step after which the parameters were as they are before this one, or -1."""
         if not change or past.step != step - 1:
             return -1
-        earlier = past.seen.get((past.digest + change) % 2**64, -1)
+        written = (past.digest + change) % 2**64
+        earlier = past.seen.get(written, -1)
+        if earlier < 0:
+            # What was before the first step that was seen, or comes from elsewhere: should the same
+            # be written once more, it is known then.
+            past.remember(step - 1, written)
         return earlier if earlier < step - 1 else -1
 
     def _check(self, state: RevertedState) -> Check:

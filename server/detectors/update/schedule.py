@@ -173,12 +173,11 @@ class ScheduleMismatch(Detector[ScheduleState]):
                 state.nothing_since = -1
                 self._little(step, rates, state)
                 continue
-            if state.highest <= 0:
-                continue  # a warm-up that begins with 0
             since = state.nothing_since = step if state.nothing_since < 0 else state.nothing_since
-            if step - since + 1 >= max(
-                self.policy.at_least, self.policy.share * (since - state.first)
-            ):
+            least = max(self.policy.at_least, self.policy.share * (since - state.first))
+            if state.highest <= 0:
+                least = self.policy.long_steps  # a warm-up that begins with 0
+            if step - since + 1 >= least:
                 state.watch.bad(step, Ended(state.first, state.highest), first_step=since)
         state.wrapped |= any(e.kind == _WRAPPED for e in window.events)
         micro = rank_rows(window, "micro_steps")
@@ -350,6 +349,7 @@ def _finding(episode: Episode[Ended], window: Window) -> Finding:
         if window.world_size > 1 and not ended.newest
         else ""
     )
+    never = ended.highest <= 0
     return episode.finding(
         kind="schedule.mismatch",
         severity="warning",
@@ -357,15 +357,22 @@ def _finding(episode: Episode[Ended], window: Window) -> Finding:
         ranks=tuple(int(r) for r in window.ranks),
         stage="hyperparameters",
         cause=(
-            f"The learning rate fell from {number(ended.highest)} to {low} within "
+            "The learning rate was 0 at every step so far: no step changes anything. The schedule "
+            "was restored at its end (a checkpoint of a finished training), was given a length of "
+            "0, or multiplies by a factor that begins at 0 and is never advanced."
+            if never
+            else f"The learning rate fell from {number(ended.highest)} to {low} within "
             f"{count(length, 'step')} and stays there: the steps since change {nothing}. The "
             "schedule was made for fewer steps than are taken, or advances more than once a step."
             f"{planned}"
         ),
         remedy=(
-            "Call `scheduler.step()` once an optimizer step, and give the schedule the number of "
-            "optimizer steps of the whole training (a wrapper that steps it once a process needs "
-            "that times the world size)."
+            "Print `optimizer.param_groups[0]['lr']` after the schedule was made, and after what "
+            "is restored; call `scheduler.step()` once an optimizer step."
+            if never
+            else "Call `scheduler.step()` once an optimizer step, and give the schedule the number "
+            "of optimizer steps of the whole training (a wrapper that steps it once a process "
+            "needs that times the world size)."
         ),
         evidence={
             "ended_step": step,

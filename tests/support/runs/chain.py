@@ -225,6 +225,8 @@ def chain(
         rate = 0.05
         if fault == "schedule":
             rate = 0.05 * 0.97 ** (step * ranks)
+        if fault == "no-rate":
+            rate = 0.0
         if fault == "ended-schedule":
             rate = 0.05 * max(0.0, 1 - step / 20)
         if fault in ("early-milestones", "milestones"):

@@ -61,6 +61,7 @@ def set_back(
     by: int = 5,
     ranks: Sequence[int] = (0, 1, 2),
     swapped: bool = False,
+    same: bool = False,
 ) -> Trace:
     """Parameters that are written before some steps.
 
@@ -68,14 +69,16 @@ def set_back(
         at: the steps.
         by: they become what they were after the step so many before the last one.
         ranks: on which.
-        swapped: they become what they never were.
+        swapped: they become what they never were, as averages do; `same`: each time the same, as a
+            copy from before the first step.
     """
     random = np.random.default_rng(seed)
     after = random.integers(1, 2**63, STEPS, dtype=np.uint64) * np.ones((3, 1), dtype=np.uint64)
     between = np.zeros((3, STEPS), dtype=np.uint64)
     for step in at:
         for rank in ranks:
-            new = 12345 if swapped else int(after[rank, step - 1 - by])
+            never = 12345 if same else 12345 + step
+            new = never if swapped else int(after[rank, step - 1 - by])
             between[rank, step] = (new - int(after[rank, step - 1])) % 2**64
     words = {"parameters": after, "outside_optimizer": between}
     return _run("set_back", seed, 3, [], words=words)
