@@ -28,6 +28,8 @@ _LASTS = 4
 _FACTOR, _BEYOND = 2.0, 20.0
 # Standard deviations, of each of the consecutive observations; what sampled elements scatter by.
 _SIGMAS, _FLOOR = 8.0, 0.02
+# In place of a size of 0, which has no logarithm: far below what any data have.
+_ZERO = 1e-30
 # Losses before it, and since, that are compared: at least, and at most.
 _LOSSES, _MOST_LOSSES = 4, 32
 # A rise of the loss that counts: in standard deviations of those before, and as a share of them.
@@ -72,8 +74,9 @@ class MovedInputs:
         at, means = mean_over_ranks(window, "loss")
         losses = iter(zip(at.tolist(), means.tolist(), strict=True))
         known = next(losses, None)
-        whole = (np.isfinite(rows) & (rows > 0)).all(axis=1)
-        for step, row in zip(steps[whole].tolist(), rows[whole], strict=True):
+        whole = (np.isfinite(rows) & (rows >= 0)).all(axis=1)
+        sizes = np.maximum(rows, _ZERO)
+        for step, row in zip(steps[whole].tolist(), sizes[whole], strict=True):
             while known is not None and known[0] <= step:
                 self._loss(known)
                 known = next(losses, None)
@@ -147,22 +150,31 @@ class MovedInputs:
 def _finding(episode: Episode[Moved], world: int) -> Finding:
     facts, step = episode.facts, episode.first_step
     rose = facts.after > facts.before
+    nothing = facts.factor * facts.usual < 2 * _ZERO
     times, size = (facts.factor, "larger") if facts.factor > 1 else (1 / facts.factor, "smaller")
     return episode.finding(
         kind="data.outlier",
         key="inputs:all",
         severity="warning",
-        title=f"All inputs are {number(times)} times {size} since step {step}",
+        title=(
+            f"All inputs are zero since step {step}"
+            if nothing
+            else f"All inputs are {number(times)} times {size} since step {step}"
+        ),
         stage="batch",
         cause=sentences(
-            f"The inputs{if_several(world, ' of every rank')} had a root mean square of "
-            f"{number(facts.usual)} before step {step} and have had {number(facts.factor)} times "
-            "that since.",
+            f"The inputs{if_several(world, 'of every rank')} had a root mean square of "
+            f"{number(facts.usual)} before step {step} and have "
+            + ("been nothing but zeros" if nothing else f"had {number(facts.factor)} times that")
+            + " since.",
             f"The loss went from {number(facts.before)} to {number(facts.after)} with it."
             if rose
             else "",
-            "They are normalised otherwise, twice or not at all, decoded otherwise, or are other "
-            "data than what the model has learned from.",
+            "A source that has broken, a buffer that is no longer filled, a mask that leaves "
+            "nothing, or a division by something far too large: the model sees nothing of its data."
+            if nothing
+            else "They are normalised otherwise, twice or not at all, decoded otherwise, or are "
+            "other data than what the model has learned from.",
         ),
         remedy=(
             f"Print mean and standard deviation of the batches of steps {step - 1} and {step}, and "

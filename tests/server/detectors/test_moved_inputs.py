@@ -54,6 +54,15 @@ def test_no_other_data_explain_a_factor_of_255(factor):
     assert "The loss went from" not in alert.cause
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_inputs_that_are_nothing_but_zeros(ranks):
+    (alert,) = alerts(0.0, ranks=ranks)
+    assert (alert.severity, alert.state, alert.first_step) == ("warning", "open", 120)
+    assert alert.title == "All inputs are zero since step 120"
+    assert "  " not in alert.cause
+    assert [a for a in alerts(0.0, until=122) if a.key == "inputs:all"] == []
+
+
 @pytest.mark.parametrize(
     "healthy",
     [
