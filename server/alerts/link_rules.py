@@ -130,6 +130,13 @@ LINK_RULES = (
         why="gradients that add up are no longer those of their step",
     ),
     Rule(
+        root=("clipping.saturated",),
+        consequence=("compression.error", "reduction.wrong"),
+        earliest=-10 * EPISODE,
+        same_ranks=False,
+        why="what clipping cuts off, element by element, is missing from the mean",
+    ),
+    Rule(
         root=("compression.error",),
         consequence=("reduction.wrong",),
         earliest=-BLUR,
