@@ -1,4 +1,4 @@
-"""Layers between trained ones that are frozen as they were initialised."""
+"""Layers that are frozen as they were initialised, between trained ones or before them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from rankscope.agent.model.facts import core, plain_name
+from rankscope.agent.model.facts import core, held, plain_name
 from rankscope.agent.probes.arrival import Arrival
 from rankscope.agent.probes.base import Context, Probe, StepFacts, processor_time
 from rankscope.agent.probes.modules.module_hook import ModuleHooks
 from rankscope.agent.probes.norms import on_one_device
 from rankscope.agent.probes.tables import readable
 
-EVENT = "layers.frozen"
+EVENT, BASE = "layers.frozen", "layers.untrained"
 _LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 # Sampled steps before they are looked at: what another optimizer trains in turns has moved by then.
 _SAMPLES = 8
@@ -31,16 +31,22 @@ _ERRORS = 5.0
 # Elements of frozen layers over those that are trained, above which they are what is built upon:
 # the base of adapters, which have a fourth of it and less.
 _MINORITY = 1.5
+# Of more than these, the share of those that are as drawn which is no chance, and how many there
+# have to be: one random projection may be meant.
+_MAJORITY, _SEVERAL = 0.5, 2
 
 
 class FrozenLayers(Probe):
-    """The event `layers.frozen`, once: `tensors`, `count`.
+    """The event `layers.frozen` or `layers.untrained`, once: `tensors`, `count`.
 
     Linear and convolutional layers none of whose parameters requires a gradient, whose weights are
     still what torch initialises them with (drawn evenly up to 1 / sqrt(fan in)), and through which
     gradients pass to what is trained before them: frozen by accident, since what was learned
     elsewhere looks different, and features that are frozen on purpose have nothing trained before
-    them. Not where such layers hold 1.5 times as many numbers as what is trained, or more.
+    them. Where frozen layers hold 1.5 times as many numbers as what is trained, or more, they are
+    what is built upon: a model that was trained elsewhere, with adapters or a new head. Where more
+    than half of these numbers are as drawn, in two layers or more that the forward pass goes
+    through, it was not (`layers.untrained`).
 
     Tier `full`, at one sampled step; costs a pass over these weights, and nothing where no such
     layer is frozen.
@@ -59,6 +65,8 @@ class FrozenLayers(Probe):
         self._modules: list[nn.Module] = []
         self._drawn: list[torch.Tensor] = []
         self._passed: set[int] = set()
+        self._called: set[int] = set()
+        self._base = False
         self.module_called = context.guarded(self.name, self._module_called)
 
     def forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
@@ -77,8 +85,9 @@ class FrozenLayers(Probe):
         ]
         frozen = sum(p.numel() for _, layer in layers for p in layer.parameters())
         trained = sum(p.numel() for p in context.parameters.tensors)
-        if not layers or frozen > _MINORITY * trained:
+        if not layers:
             return
+        self._base = frozen > _MINORITY * trained
         began = processor_time()
         with torch.no_grad():
             drawn = [(name, layer, _is_as_drawn(layer)) for name, layer in layers[:_MOST]]
@@ -86,13 +95,15 @@ class FrozenLayers(Probe):
         self._seconds = processor_time() - began
         self._names = [plain_name(name) for name, _, _ in known]
         self._modules, self._drawn = [m for _, m, _ in known], [flag for _, _, flag in known]
-        self._passed = set()
+        self._passed, self._called = set(), set()
         self._hooks.put_on(self, self._modules)
 
     def _module_called(self, place: int, module: nn.Module, args: Any, output: Any) -> None:
         given = args[0] if isinstance(args, tuple) and args else None
         if not (isinstance(given, torch.Tensor) and isinstance(output, torch.Tensor)):
             return
+        if torch.is_grad_enabled():
+            self._called.add(place)
         # Of what is asked of a teacher, or a target network, no gradient ever comes back.
         if given.requires_grad and output.requires_grad and torch.is_grad_enabled():
             arrived = self.context.guarded(self.name, partial(self._gradient_arrived, place))
@@ -111,33 +122,40 @@ class FrozenLayers(Probe):
         facts.charge("full", self._seconds)
         with facts.charged("full"):
             self._hooks.remove()
+            places = sorted(self._called if self._base else self._passed)
             layers = [
                 [
                     f"{self._names[place]}.{key}"
                     for key, parameter in self._modules[place]._parameters.items()
                     if parameter is not None
                 ]
-                for place in sorted(self._passed)
+                for place in places
             ]
-            drawn = [self._drawn[place] for place in sorted(self._passed)]
+            sizes = [sum(p.numel() for p in self._modules[place].parameters()) for place in places]
+            drawn = [self._drawn[place] for place in places]
             self._modules, self._names, self._drawn = [], [], []
             if not drawn:
                 return
             arrival = Arrival(torch.stack(on_one_device(drawn)))
 
             def deliver() -> None:
-                there = zip(layers, arrival.result().tolist(), strict=True)
-                held = [names for names, is_drawn in there if is_drawn]
-                self._say(facts.step, list(chain.from_iterable(held)))
+                there = list(zip(layers, sizes, arrival.result().tolist(), strict=True))
+                drawn_ones = [names for names, _, is_drawn in there if is_drawn]
+                if self._base:
+                    share = sum(size for _, size, is_drawn in there if is_drawn)
+                    if len(drawn_ones) < _SEVERAL or share <= _MAJORITY * sum(sizes):
+                        return
+                self._say(facts.step, list(chain.from_iterable(drawn_ones)))
 
             facts.when_ready(arrival, deliver)
 
     def _say(self, step: int, names: list[str]) -> None:
         if names:
-            text = f"{len(names)} parameters between trained ones are frozen as initialised: "
+            where = "before what is trained" if self._base else "between trained ones"
+            text = f"{len(names)} parameters {where} are frozen as initialised: "
             text += ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
             data = {"tensors": names[:_MOST], "count": len(names)}
-            self.context.event(step, EVENT, text, data)
+            self.context.event(step, BASE if self._base else EVENT, text, data)
 
     def close(self) -> None:
         """Takes the hooks off."""
@@ -158,11 +176,13 @@ def _is_as_drawn(layer: nn.Module) -> torch.Tensor | None:
     weight = layer._parameters.get("weight")
     if weight is None or not readable(weight) or not weight.is_floating_point():
         return None
-    count = weight.numel()
+    # Of a shard what this rank holds: to reduce the whole would be a collective.
+    local = held(weight).detach()
+    count = local.numel()
     if count < _FEWEST or weight.dim() < 2:
         return None
-    bound = 1 / math.sqrt(count / weight.shape[0])
-    values = weight.detach().float()
+    bound = 1 / math.sqrt(weight.numel() / weight.shape[0])
+    values = local.float()
     largest, power = values.abs().max(), values.square().mean()
     # The fourth moment of an even draw is 1.8 times its variance squared.
     error = _ERRORS * math.sqrt(0.8 / count)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.effects import Rule
 from rankscope.server.detectors.incident import AGREED_UNTIL, Incident
-from rankscope.server.detectors.wording import agree, count, listing, ranks
+from rankscope.server.detectors.statistics import mean_over_ranks
+from rankscope.server.detectors.wording import agree, count, listing, percent, ranks, sentences
 from rankscope.server.window import Check, Window
 
 _EVENT = "parameters.written"
-_BETWEEN = "layers.frozen"
+_BETWEEN, _BEFORE = "layers.frozen", "layers.untrained"
+# Observations of the deviance explained after which it shows what came of layers that nobody
+# trained, and the latest of them that are averaged; and the share below which that is little.
+# Random features may do: a head on them learns what is easy.
+_OBSERVED, _LATEST, _LITTLE = 100, 20, 0.25
 # What is written at one interval is written again after as many steps as it took until the first
 # time. Nobody is kept waiting for longer than this: target networks are brought up to date after
 # 100 to 1,000 steps, epochs of larger ones may end later.
@@ -56,6 +65,9 @@ class FrozenState:
         writes: by tensor.
         closed: tensors that are written again and again.
         between: rank -> tensors between trained ones that are as they were initialised.
+        before: rank -> tensors before what is trained that are so.
+        explained: the latest shares of the deviance explained; `observed` so many, and `little` the
+            mean of the latest once they are enough.
     """
 
     begin: int = -1
@@ -63,6 +75,10 @@ class FrozenState:
     writes: dict[str, Write] = field(default_factory=dict)
     closed: set[str] = field(default_factory=set)
     between: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    before: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    explained: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
+    observed: int = 0
+    reached: float = math.nan
 
 
 class UpdateFrozen(Detector[FrozenState]):
@@ -83,10 +99,13 @@ class UpdateFrozen(Detector[FrozenState]):
         frozen by accident (key `between`) whose weights are torch's own draw still (the largest
         within 20 / n of the limit 1 / sqrt(fan in), the variance within 5 standard errors), through
         which gradients pass to trained ones, and that hold less than 1.5 times as many numbers as
-        these.
+        these; so are (key `before`) two or more, with more than half of all frozen numbers, that
+        come before what is trained.
 
     Severity:
-        Info: nothing shows that it was not meant. Warning for layers that are frozen by accident.
+        Info: nothing shows that it was not meant. Warning for layers that are frozen by accident;
+        of those before what is trained where the last 20 of the first 100 observations of the
+        deviance explained come to less than 0.25.
 
     Evidence:
         `agreed_until` (last step at which all ranks had found it unchanged), `count`, `steps` (the
@@ -97,6 +116,7 @@ class UpdateFrozen(Detector[FrozenState]):
     """
 
     kinds = ("update.frozen",)
+    wants = ("explained_deviance",)
     lasting = "what was written stays different from what it was: the next reading finds it"
     effects = (
         Rule(
@@ -114,8 +134,9 @@ class UpdateFrozen(Detector[FrozenState]):
             state.begin = int(window.steps[0])
         for event in window.events:
             names = event.data.get("tensors")
-            if event.kind == _BETWEEN and isinstance(names, list | tuple):
-                state.between[event.rank] = tuple(map(str, names))
+            if event.kind in (_BETWEEN, _BEFORE) and isinstance(names, list | tuple):
+                found_by = state.between if event.kind == _BETWEEN else state.before
+                found_by[event.rank] = tuple(map(str, names))
             if event.kind != _EVENT or not isinstance(names, list | tuple):
                 continue
             until = event.data.get("unchanged_until", -1)
@@ -147,8 +168,16 @@ class UpdateFrozen(Detector[FrozenState]):
                     state, names, max(last_step, state.writes[names[0]].reported_at(state.begin))
                 )
             )
+        for share in mean_over_ranks(window, "explained_deviance")[1].tolist():
+            if math.isfinite(share):
+                state.explained.append(share)
+                state.observed += 1
+                if state.observed == _OBSERVED:
+                    state.reached = float(np.mean(state.explained))
         if state.between:
             findings.append(_between(state))
+        if state.before:
+            findings.append(_before(state))
         return Outcome({"update.frozen": self._check(window)}, tuple(findings))
 
     def _check(self, window: Window) -> Check:
@@ -193,6 +222,38 @@ def _finding(state: FrozenState, names: list[str], last_step: int) -> Finding:
             "count": len(names),
             "steps": {str(rank): writes[0].steps[rank][0] for rank in who},
         },
+    )
+
+
+def _before(state: FrozenState) -> Finding:
+    names = tuple(dict.fromkeys(name for held in state.before.values() for name in held))
+    little = state.reached < _LITTLE
+    return Incident.since(state.begin, state.last_step, clear_after=0).finding(
+        kind="update.frozen",
+        key="before",
+        severity="warning" if little else "info",
+        title=(
+            f"Most of the model is frozen as initialised: {count(len(names), 'tensor')} "
+            f"({listing(list(names), most=1)})"
+        )[:118],
+        ranks=tuple(sorted(state.before)),
+        tensors=names,
+        stage="parameters",
+        cause=sentences(
+            f"{listing(list(names), most=4)} {agree(len(names), 'requires')} no gradient and "
+            f"{agree(len(names), 'holds')} what torch draws for a new layer: what is trained works "
+            "with the random features that they make, where a trained model was meant.",
+            f"After {_OBSERVED} observations {percent(max(state.reached, 0.0))} of the deviance "
+            "was explained."
+            if math.isfinite(state.reached)
+            else "",
+        ),
+        remedy=(
+            "Load the weights of the trained model before it is frozen, and look at what "
+            "`load_state_dict` returns (`strict=False` hides names that do not fit); or take "
+            "`requires_grad_(False)` out. If random features are meant, silence this alert."
+        ),
+        evidence={"count": len(names)},
     )
 
 

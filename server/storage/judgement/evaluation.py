@@ -37,6 +37,7 @@ _EVENTS = (
     "failed",
     "gradient.skipped",
     "layers.frozen",
+    "layers.untrained",
     "mode.changed",
     "nonfinite",
     "optimizer.state",

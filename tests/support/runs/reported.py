@@ -33,6 +33,8 @@ def frozen_written(
     ranks: Sequence[int] = (0, 1, 2),
     of: int = 3,
     between: Sequence[str] = (),
+    before: Sequence[str] = (),
+    explained: float = 0.1,
 ) -> Trace:
     """Some ranks find a frozen tensor changed at some steps, or layers that nobody trained."""
     data = {"tensors": ["base.weight"], "count": 1}
@@ -44,7 +46,12 @@ def frozen_written(
     if between:
         untrained = {"tensors": list(between), "count": len(between)}
         events += [Occurrence(rank, 8, "layers.frozen", "", untrained, 0.0) for rank in ranks]
-    return _run("frozen", seed, of, events, config={"frozen_tensors": 4})
+    series = {}
+    if before:
+        untrained = {"tensors": list(before), "count": len(before)}
+        events += [Occurrence(rank, 8, "layers.untrained", "", untrained, 0.0) for rank in ranks]
+        series["explained_deviance"] = np.full((of, STEPS), explained)
+    return _run("frozen", seed, of, events, config={"frozen_tensors": 4}, series=series)
 
 
 def state_changed(seed: int, *, at: int = 61, ranks: Sequence[int] = (0, 1, 2)) -> Trace:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from rankscope.agent.probes.modules.frozen_layers import EVENT, FrozenLayers
+from rankscope.agent.probes.modules.frozen_layers import BASE, EVENT, FrozenLayers
 from tests.support.probe_harness import Harness
 
 
@@ -14,7 +14,7 @@ def stack(width=16):
     return nn.Sequential(*(layer for pair in layers for layer in pair))
 
 
-def told(model, *, trained=None, steps=12):
+def told(model, *, trained=None, steps=12, event=EVENT):
     """Names in the events of some steps."""
     parameters = [p for p in model.parameters() if p.requires_grad] if trained is None else trained
     harness = Harness(model, torch.optim.SGD(parameters, lr=0.01), probes=[FrozenLayers])
@@ -25,7 +25,7 @@ def told(model, *, trained=None, steps=12):
             harness.optimizer.step()
     finally:
         harness.close()
-    return [data["tensors"] for _, kind, _, data in harness.events if kind == EVENT]
+    return [data["tensors"] for _, kind, _, data in harness.events if kind == event]
 
 
 def test_a_layer_in_the_middle_is_named_once():
@@ -58,19 +58,55 @@ def first_ones(model):
     model[2].requires_grad_(False)
 
 
-def most(model):
-    model[2:10].requires_grad_(False)
-
-
 def nothing(model):
     pass
 
 
-@pytest.mark.parametrize("freeze", [learned, first_ones, most, nothing])
+@pytest.mark.parametrize("freeze", [learned, first_ones, nothing])
 def test_what_is_frozen_on_purpose_is_let_alone(freeze):
     model = stack()
     freeze(model)
     assert told(model) == []
+    assert told(model, event=BASE) == []
+
+
+@pytest.mark.parametrize("frozen", [slice(0, 8), slice(2, 10)], ids=["body", "all but the first"])
+def test_a_body_that_nobody_trained(frozen):
+    model = stack()
+    model[frozen].requires_grad_(False)
+    ((*names,),) = told(model, event=BASE)
+    assert len(names) == 8
+    assert told(model) == []
+
+
+def test_a_body_that_was_trained_elsewhere():
+    model = stack()
+    body = model[:8].requires_grad_(False)
+    for parameter in body.parameters():
+        parameter.add_(0.02 * torch.randn(parameter.shape))
+    assert told(model, event=BASE) == []
+
+
+def test_one_random_projection_may_be_meant():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 256), nn.Tanh(), nn.Linear(256, 4))
+    model[0].requires_grad_(False)
+    assert told(model, event=BASE) == []
+
+
+def test_what_the_forward_pass_does_not_go_through_is_no_body():
+    class Taught(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head, self.teacher = nn.Linear(16, 16), stack()
+            self.teacher.requires_grad_(False)
+
+        def forward(self, x):
+            with torch.no_grad():
+                target = self.teacher(x)
+            return self.head(x) - target
+
+    assert told(Taught(), event=BASE) == []
 
 
 def test_a_teacher_that_no_gradient_comes_back_from():
