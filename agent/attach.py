@@ -15,7 +15,8 @@ from rankscope.agent.guard import attempt
 from rankscope.agent.launcher import Identity, identify
 from rankscope.agent.model import facts
 from rankscope.agent.model.configuration import configuration
-from rankscope.agent.monitor import Monitor, NullMonitor
+from rankscope.agent.monitor import Monitor
+from rankscope.agent.null_monitor import NullMonitor
 from rankscope.agent.options import Options, facts_of, resolve
 from rankscope.agent.process.spawned import in_helper
 from rankscope.agent.steps.torch_monitor import TorchMonitor

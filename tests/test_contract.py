@@ -129,6 +129,7 @@ def test_kinds():
         "data.leaked",
         "mode.settings",
         "throughput.dropped",
+        "checkpoint.mismatch",
     )
     assert {*KINDS, *since} <= set(registry.KINDS)
 
