@@ -107,6 +107,7 @@ class Client:
         *,
         project: str | None = None,
         state: RunState | None = None,
+        baseline: bool | None = None,
         q: str | None = None,
         order: Literal["newest", "attention"] = "newest",
         sort: str | None = None,
@@ -116,12 +117,13 @@ class Client:
         Args:
             project: of this project alone.
             state: in this state alone.
+            baseline: those that others of their project are compared with, or those that are not.
             q: text that id or project contains.
             order: `attention`: running ones first, then those that failed or were lost.
             sort: a column instead, with `-` the largest first; an unknown one is a `Problem` that
                 says which there are.
         """
-        query = fields(project=project, state=state, q=q, order=order, sort=sort)
+        query = fields(project=project, state=state, baseline=baseline, q=q, order=order, sort=sort)
         return self._ask.items(Run, "/runs", query)
 
     def run(self, run: str) -> RunDetail:
@@ -137,6 +139,10 @@ class Client:
                 for again.
         """
         self._http.json("DELETE", API + path_of("runs", run), timeout=timeout)
+
+    def baseline(self, run: str, *, marked: bool = True) -> None:
+        """Marks a run as one that others of its project are compared with, or takes it away."""
+        self._http.json("PUT" if marked else "DELETE", API + path_of("runs", run) + "/baseline")
 
     def projects(self) -> Iterator[Project]:
         """Projects that have runs, by name."""

@@ -70,6 +70,8 @@ ROUTES = """
 # What has come since.
 FURTHER_ROUTES = """
     DELETE /api/v1/runs/{run}
+    PUT /api/v1/runs/{run}/baseline
+    DELETE /api/v1/runs/{run}/baseline
     GET /api/v1/compare
     GET /api/v1/runs/{run}/data
     GET /api/v1/detectors
@@ -102,7 +104,7 @@ ALERT_FIELDS = """id run kind severity state title ranks tensors first_step last
 
 COMMAND_NAMES = "serve demo gate runs alerts report sync import export db token".split()
 # What has come since.
-COMMAND_NAMES += "compare show watch doctor check verify mcp notify completion".split()
+COMMAND_NAMES += "compare show watch doctor check verify mcp notify completion baseline".split()
 
 
 def test_kinds():

@@ -127,6 +127,9 @@ def call_everything(client, app):
     assert client.is_alive()
     assert client.is_ready()
     assert "rankscope_batches_total" in client.server_metrics()
+    client.baseline("otter")
+    assert [run.id for run in client.runs(baseline=True)] == ["otter"]
+    client.baseline("otter", marked=False)
     client.delete_run("gone")
 
 

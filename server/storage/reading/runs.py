@@ -7,12 +7,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, and_, case, false, func, not_, or_, select, tuple_
 
 from rankscope.agent.wire import SEVERITIES
 from rankscope.server.storage import schema
 from rankscope.server.storage.access.visibility import of_visible, visible
 from rankscope.server.storage.ingest.run_names import run_key
+from rankscope.server.storage.judgement.baselines import TAKEN
 
 # What runs can be sorted by.
 RunColumn = Literal[
@@ -40,6 +41,7 @@ def list_runs(
     after: tuple[Place, int] | None = None,
     project: str | None = None,
     state: str | None = None,
+    baseline: bool | None = None,
     search: str | None = None,
     attention: bool = False,
     column: RunColumn | None = None,
@@ -50,6 +52,7 @@ def list_runs(
     Args:
         after: what the page before ended with: (place, key).
         attention: running ones first, then those that failed or were lost, each newest first.
+        baseline: those that are baselines of their projects alone, or those that are not.
         search: text that id or project contains.
         column: what they are sorted by instead; of `alerts`, those with the gravest open ones
             first, of equally grave ones those with most; of `verdict`, those that fail; of `loss`,
@@ -71,6 +74,9 @@ def list_runs(
         query = query.where(r.c.project == project)
     if state is not None:
         query = query.where(r.c.state == state)
+    if baseline is not None:
+        taken = func.coalesce(r.c.baseline.in_(TAKEN), false())
+        query = query.where(taken if baseline else not_(taken))
     if search:
         query = query.where(
             or_(
