@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from rankscope.agent.actions import Actions
 from rankscope.agent.delivery import process_exit
 from rankscope.agent.delivery.address import address_of
 from rankscope.agent.delivery.session import Session
@@ -185,6 +186,31 @@ class Monitor:
         with self._bookkeeping:
             if self._judgement is not None and not self.inherited:
                 self._judgement.on_alert(callback, severity)
+
+    def actions(self, agree: Callable[[int], int] | None = None, *, every: int = 1) -> Actions:
+        """Ready callbacks for `on_alert`, of which all ranks do the same at the same step.
+
+            actions = monitor.actions(largest_of_all_ranks)
+            monitor.on_alert(actions.stop, severity="critical")
+            monitor.on_alert(actions.save)
+
+        Args:
+            agree: called by `actions.due()` on all ranks at once with a small whole number, and
+                returns the largest that any of them gave: an all-reduce. Without it, several ranks
+                do nothing: one that acted alone would leave the others waiting for it.
+            every: agree at every so many calls of `due` only.
+
+        Returns:
+            `stop`, `save` and `skip` (callbacks), and `due()`, to be called once a step on all
+            ranks, before `optimizer.step()`: `"stop"`, `"save"`, `"skip"` or `""`.
+        """
+        alone = self._connection.identity.world_size == 1
+        if agree is None and not alone:
+            with self._bookkeeping:
+                text = "monitor.actions() without `agree` does nothing: ranks act together only"
+                self._note(text)
+                _log.warning(text)
+        return Actions(agree, every=every, alone=alone)
 
     def checkpoint(
         self, path: str | os.PathLike[str], state: Any, *, loaded: bool = False

@@ -7,6 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from rankscope.agent.actions import Actions
+
 
 def stand_in(run: str, rank: int) -> tuple[Any, ...]:
     """What a monitor is in a file: it loads without Rankscope, and with `weights_only=True`.
@@ -58,6 +60,10 @@ class NullMonitor:
 
     def on_alert(self, callback: Callable[..., object], *, severity: str = "warning") -> None:
         """Does nothing."""
+
+    def actions(self, agree: Callable[[int], int] | None = None, *, every: int = 1) -> Actions:
+        """Takes part in what the other ranks agree on, and asks for nothing by itself."""
+        return Actions(agree, every=every)
 
     def checkpoint(self, path: Any, state: Any, *, loaded: bool = False) -> None:
         """Does nothing."""
