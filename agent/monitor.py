@@ -23,6 +23,7 @@ from rankscope.agent.process.flight_recorder import last_collectives
 from rankscope.agent.process.thread_phase import phase_of, place_of, place_of_error, stacks_of
 from rankscope.agent.schedule import Schedule
 from rankscope.agent.steps.count import StepCount
+from rankscope.agent.surroundings import Surroundings
 from rankscope.agent.tripwires import SAMPLES, Trip, Tripwires
 from rankscope.agent.wire import Event
 
@@ -112,6 +113,7 @@ class Monitor:
         self._first_step = step
         self._sampled_steps = 0  # those that were sampled in full
         self._tripwires = Tripwires(step)
+        self._around = Surroundings(connection, self._count, self._guard.probe("surroundings"))
         connection.ask_phase_of(self)
 
     @property
@@ -303,6 +305,7 @@ class Monitor:
                 data["collectives"] = last_collectives()
         # Of a step that is complete on all ranks: the server goes no further meanwhile.
         before = max(step - 2, 0)
+        self._around.report()
         self._records.event(Event(step=before, kind="stalled", text=place, data=data))
 
     def _report_unstepped(self, least: int, seconds: float = 0.0) -> None:
@@ -374,6 +377,8 @@ class Monitor:
         self._connection.sender.start()
         with self._bookkeeping:
             process_exit.add(self._speak)
+        with self._bookkeeping:
+            self._around.begin(self._judgement)
 
     def _announce(self, group: TensorGroup) -> None:
         self._connection.announce(group.table, group.described())
@@ -396,6 +401,7 @@ class Monitor:
         if trip.usual is not None:
             data["usual"] = trip.usual
         # The server passes it on to the other ranks.
+        self._around.report()
         self._records.event(Event(step=trip.step, kind="tripwire", text=str(trip), data=data))
 
     def _report_sampling(self, step: int) -> None:
@@ -453,6 +459,9 @@ class Monitor:
         with self._bookkeeping:
             if self._judgement is not None:
                 self._judgement.stop()
+            if state == "failed":
+                self._around.report()
+            self._around.end()
         with self._bookkeeping:
             self._end(state)
         with self._bookkeeping:

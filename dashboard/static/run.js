@@ -18,6 +18,7 @@ import { Overviews } from "./overviews.js";
 import { Plot, plotly } from "./plot.js";
 import { QueryState } from "./query.js";
 import { RankTable, isOrder } from "./ranks.js";
+import { plain, settings } from "./settings.js";
 
 const FACTS_MS = 1000;
 // New points alone: what they change is drawn more seldom still.
@@ -311,6 +312,7 @@ function announce() {
   tellAlerts();
   tick();
   show($("ranks-panel"), ranks.length > 0);
+  fill($("settings"), settings(plain(about.config ?? {})));
   $("config").textContent = JSON.stringify(about.config ?? {}, null, 2);
   show($("about"));
   agentPanel(about);

@@ -101,6 +101,9 @@ _AHEAD = 1e12
 # Newest runs that a mistyped id is compared with, some 10 ms of it, and ids that are suggested.
 _REMEMBERED, _SIMILAR = 2_000, 3
 
+# Events that are long, and shown where an alert is.
+SURROUNDINGS = ("console", "git.diff")
+
 # Beyond all losses: that of a run without any.
 _NO_LOSS = sys.float_info.max
 
@@ -205,11 +208,37 @@ def ranks_seen(connection: Connection, *, runs: Sequence[int]) -> Mapping[int, S
     return seen
 
 
+def consoles(connection: Connection, *, run: int, step: int) -> list[Any]:
+    """Of each rank, the report of its last printed lines that is nearest to a step, by rank."""
+    e = schema.event.c
+    order = (e.rank, func.abs(e.step - step), e.at.desc(), e.n.desc())
+    rows = connection.execute(
+        select(e.rank, e.step, e.at, e.data)
+        .where(e.run == run, e.kind == "console")
+        .order_by(*order)
+    )
+    nearest: dict[int, Any] = {}
+    for row in rows:
+        nearest.setdefault(row.rank, row)
+    return list(nearest.values())
+
+
+def git_diff(connection: Connection, *, run: int) -> dict[str, Any] | None:
+    """What the working tree had beyond its commit when the run last began; None: nobody said."""
+    e = schema.event.c
+    newest = select(e.data).where(e.run == run, e.kind == "git.diff").order_by(e.arrival.desc())
+    found: dict[str, Any] | None = connection.scalar(newest.limit(1))
+    return found
+
+
 def list_events(connection: Connection, *, run: int, limit: int = 200) -> list[dict[str, Any]]:
-    """The newest events of a run, newest first."""
+    """The newest events of a run, newest first, without what stands beside alerts alone."""
     e = schema.event
     rows = connection.execute(
-        select(e).where(e.c.run == run).order_by(e.c.arrival.desc(), e.c.n.desc()).limit(limit)
+        select(e)
+        .where(e.c.run == run, e.c.kind.not_in(SURROUNDINGS))
+        .order_by(e.c.arrival.desc(), e.c.n.desc())
+        .limit(limit)
     )
     return [
         {"rank": r.rank, "step": r.step, "at": r.at, "kind": r.kind, "text": r.text, "data": r.data}
