@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # Characters of one report, reports of one process, and seconds between two of them: 40 kB of each
 # rank at most, which is what 10,000 points of a series take.
-_CHARACTERS, _REPORTS, _SECONDS = 8_000, 5, 10.0
+_CHARACTERS, _REPORTS, _SECONDS = 8_000, 5, 2.0
 # Characters of a difference: more than anybody reads, and a fourth of what an event may have.
 _DIFF_CHARACTERS = 60_000
 _JOIN_SECONDS = 1.0

@@ -117,7 +117,8 @@ class GitDiff(BaseModel):
 class AlertContext(BaseModel):
     """What is around an alert, as far as the trainer has agreed to send it.
 
-    `console` has one entry a rank, the nearest to the alert's first step; `settings` are the
+    `console` has two entries a rank at most: the nearest before the alert's first step, and from it
+    on; `settings` are the
     configuration's plain values by dotted name.
     """
 

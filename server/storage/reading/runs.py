@@ -209,18 +209,20 @@ def ranks_seen(connection: Connection, *, runs: Sequence[int]) -> Mapping[int, S
 
 
 def consoles(connection: Connection, *, run: int, step: int) -> list[Any]:
-    """Of each rank, the report of its last printed lines that is nearest to a step, by rank."""
+    """Of each rank, the reports of its last printed lines before a step and from it on.
+
+    Those nearest to it, at most two a rank, in the order of ranks and steps.
+    """
     e = schema.event.c
-    order = (e.rank, func.abs(e.step - step), e.at.desc(), e.n.desc())
+    nearest: dict[tuple[int, bool], Any] = {}
     rows = connection.execute(
         select(e.rank, e.step, e.at, e.data)
         .where(e.run == run, e.kind == "console")
-        .order_by(*order)
+        .order_by(e.rank, func.abs(e.step - step), e.at.desc(), e.n.desc())
     )
-    nearest: dict[int, Any] = {}
     for row in rows:
-        nearest.setdefault(row.rank, row)
-    return list(nearest.values())
+        nearest.setdefault((row.rank, row.step >= step), row)
+    return [row for _, row in sorted(nearest.items())]
 
 
 def git_diff(connection: Connection, *, run: int) -> dict[str, Any] | None:

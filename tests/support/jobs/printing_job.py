@@ -38,7 +38,7 @@ def main():
                 dist.all_reduce(parameter.grad)
             optimizer.step()
             print(f"rank {rank} is at step {step}")
-            if step == BREAKS:
+            if step % 10 == 0:
                 logging.warning("API_KEY=abcd-efgh-ijkl is what rank %d reads with", rank)
             leave = torch.tensor(bool(heard) or time.monotonic() > deadline, dtype=torch.int32)
             dist.all_reduce(leave)
