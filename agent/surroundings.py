@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _CHARACTERS, _REPORTS, _SECONDS = 8_000, 5, 2.0
 # Characters of a difference: more than anybody reads, and a fourth of what an event may have.
 _DIFF_CHARACTERS = 60_000
+# Characters of one line.
+_LINE_CHARACTERS = 500
 _JOIN_SECONDS = 1.0
 
 
@@ -79,6 +81,7 @@ class Surroundings:
                 return
             self._reports, self._reported_at, self._written = self._reports + 1, now, written
         text = masked("\n".join(self._console.tail), os.environ)
+        text = "\n".join(line[:_LINE_CHARACTERS] for line in text.split("\n"))
         lines = text[-_CHARACTERS:].split("\n")
         if len(text) > _CHARACTERS:
             lines = lines[1:]  # the first is cut off

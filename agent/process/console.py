@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-# Characters that are kept of a line, and of one that has no end yet.
-_LONGEST = 500
+# Characters that are kept of a line, and of one that has no end yet: more than are shown, so that
+# a secret that is cut off there, and not known as one any more, is beyond what is shown.
+_LONGEST = 2000
 
 
 class Console:
@@ -82,4 +83,4 @@ class Console:
             # Of a bar that is drawn again and again over itself, what stood there last.
             self._lines.append(line.rstrip("\r").rpartition("\r")[2][:_LONGEST])
         self.written += len(whole)
-        self._open[name] = rest.rpartition("\r")[2][-_LONGEST:]
+        self._open[name] = rest.rpartition("\r")[2][:_LONGEST]

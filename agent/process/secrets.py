@@ -22,6 +22,8 @@ _KNOWN = re.compile(
     r"\b(?:gh[pousr]_|github_pat_|hf_|sk-|AKIA|ASIA|xox[abpr]-|AIza|rsk_|eyJ[\w-]+\.eyJ)[\w.-]{8,}"
 )
 _PRIVATE = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END[^\n]*|\Z)", re.DOTALL)
+# Of a key whose first line is no longer there: nothing but base64 from end to end.
+_BASE64 = re.compile(r"(?m)^[+ -]?[A-Za-z0-9+/]{60,76}={0,2}$")
 _OF_ENVIRONMENT = re.compile(r"(?i)key|token|secret|passw|credential|auth")
 # Shorter values of variables are words and numbers that stand anywhere.
 _SHORTEST = 8
@@ -38,6 +40,7 @@ def masked(text: str, environ: Mapping[str, str]) -> str:
     for value in sorted(held, key=len, reverse=True):
         text = text.replace(value, MASK)
     text = _PRIVATE.sub(MASK, text)
+    text = _BASE64.sub(MASK, text)
     text = _IN_ADDRESS.sub(rf"\1{MASK}@", text)
     text = _BEARER.sub(rf"\1{MASK}", text)
     text = _KNOWN.sub(MASK, text)

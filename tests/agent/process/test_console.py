@@ -8,9 +8,11 @@ import sys
 
 import pytest
 
+from rankscope import agent
 from rankscope.agent.process.console import Console
 from rankscope.agent.process.git import diff_of
 from rankscope.agent.process.secrets import masked
+from tests.support.servers.collector import Collector
 
 
 @contextlib.contextmanager
@@ -64,7 +66,7 @@ def test_long_lines_are_cut_off():
     with streams() as (out, _, console):
         print("x" * 10_000)
         out.write("y" * 10_000)
-    assert [len(line) for line in console.tail] == [500, 500]
+    assert [len(line) for line in console.tail] == [2000, 2000]
 
 
 def test_it_leaves_streams_as_they_were():
@@ -98,6 +100,10 @@ def test_who_has_put_something_over_it_since_keeps_that():
         ("using ghp_16C7e42F292c6912E7710c838347Ae178B4a", "using ***"),
         ("AKIAIOSFODNN7EXAMPLE", "***"),
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----\nx", "***\nx"),
+        (
+            "line\n" + "aB3/" * 16 + "\n-----END RSA PRIVATE KEY-----",
+            "line\n***\n-----END RSA PRIVATE KEY-----",
+        ),
         ("found sesame-street in it", "found *** in it"),
         # What a training says is no secret.
         ("step 3 loss 0.25 tokens 4096 lr 1e-3", "step 3 loss 0.25 tokens 4096 lr 1e-3"),
@@ -129,3 +135,24 @@ def test_a_working_tree_and_its_commit(tmp_path):
     assert "-lr = 0.1\n+lr = 0.5\n" in found
     assert len(found) == 500
     assert not (tmp_path / "run").exists()
+
+
+def test_what_is_sent_is_bounded_and_a_secret_that_is_cut_off_is_not_shown(monkeypatch):
+    monkeypatch.setenv("MY_SECRET", "sesame-street-" * 20)
+    with Collector() as collector:
+        with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())):
+            with agent.start(server=collector.url, run="r", console=50) as monitor:
+                for _ in range(100):
+                    print("x" * 400, "sesame-street-" * 20, "y" * 3000)
+                    print("z" * 1900, "sesame-street-" * 20)
+                    monitor.step(loss=1.0)
+                # A step that does not end, a value that jumps and an alert are told with it.
+                for _ in range(20):
+                    monitor._around.report()
+    sent = [e for b in collector.batches for e in b.events if e.kind == "console"]
+    assert len(sent) == 1
+    lines = sent[0].data["lines"]
+    assert 10 < len(lines) <= 50
+    assert sum(map(len, lines)) <= 8_000
+    assert max(map(len, lines)) <= 500
+    assert "sesame" not in "".join(lines)
