@@ -352,6 +352,7 @@ function tick() {
       ranks.length < about.world_size && el("span", { class: "stale" }, ` (${about.world_size - ranks.length} missing)`)),
     fact("Last step", stepText(about.last_step)),
     fact("Last heard of", staleness(about) ?? ago(about.last_seen_at)),
+    about.baseline && fact("Baseline", BASELINE[about.baseline]),
     good && fact("Last passing run", el("a", { href: good.address, title: "Of those like it the newest; what differs: configuration, curves, alerts, bits" }, `compare with ${good.name}`), ` (${good.words})`),
     fact("Started", el("time", { datetime: about.started_at, title: about.started_at }, ago(about.started_at))),
   );
@@ -361,6 +362,7 @@ function tick() {
   rankTable.set(about, ranks, suspects);
 }
 
+const BASELINE = { passed: "of its project: it passed", marked: "of its project, by hand", unmarked: "taken away by hand" };
 const ago = (time) => (age(time) < 2 ? "just now" : `${duration(age(time))} ago`);
 const fact = (name, ...value) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value));
 
