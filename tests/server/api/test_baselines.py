@@ -8,10 +8,12 @@ from rankscope.client import Client
 from rankscope.server.commands.baseline import baseline
 from rankscope.server.commands.lists import runs
 from rankscope.server.storage import schema
+from rankscope.server.storage.database.engine import reading, writing
+from rankscope.server.storage.ingest.batches import store_batch
 from rankscope.server.storage.judgement import baselines
 from rankscope.server.storage.maintenance.pruning import old_runs
 from rankscope.server.storage.maintenance.retention import Retention, Sizes, surplus
-from tests.support.servers.api import batch, column, post
+from tests.support.servers.api import batch, column
 from tests.support.servers.service import Service, eventually
 
 STEPS = 120
@@ -71,14 +73,13 @@ def test_what_passed_is_a_baseline_until_somebody_says_otherwise(service, capsys
 
 
 @pytest.fixture
-def three(app, client):
-    for name in ("ant", "bee", "cat"):
-        assert post(client, sent(name)).status_code == 200
-    engine = app.state.engine
-    with engine.begin() as connection:
-        r = schema.run
-        for n, name in enumerate(("ant", "bee", "cat")):
-            values = {"started_at": 1000.0 + n, "evaluated": r.c.arrivals, "baseline": None}
+def three(engine):
+    """Three runs of one project, which no server judges meanwhile."""
+    r = schema.run
+    for n, name in enumerate(("ant", "bee", "cat")):
+        with writing(engine) as connection:
+            store_batch(connection, sent(name), received_at=1000.0)
+            values = {"started_at": 1000.0 + n, "evaluated": r.c.arrivals, "state": "finished"}
             connection.execute(update(r).where(r.c.id == name).values(**values))
     return engine
 
@@ -87,11 +88,11 @@ def learnt(engine, **verdicts):
     """What is kept once the runs have been judged so, one after the other."""
     r = schema.run
     for name, verdict in verdicts.items():
-        with engine.begin() as connection:
+        with writing(engine) as connection:
             row = connection.execute(select(r).where(r.c.id == name)).one()
             if baselines.learn(connection, row, verdict=verdict):
                 baselines.trim(connection, project=row.project)
-    with engine.connect() as connection:
+    with reading(engine) as connection:
         return dict(connection.execute(select(r.c.id, r.c.baseline)).all())
 
 
@@ -108,7 +109,7 @@ def test_the_newest_that_passed_are_kept(three, monkeypatch):
 
 
 def test_what_a_person_says_stays(three):
-    with three.begin() as connection:
+    with writing(three) as connection:
         keys = dict(connection.execute(select(schema.run.c.id, schema.run.c.key)).all())
         baselines.say(connection, run=keys["ant"], baseline="marked")
         baselines.say(connection, run=keys["bee"], baseline="unmarked")
@@ -120,7 +121,7 @@ def test_what_a_person_says_stays(three):
 
 
 def test_retention_leaves_marked_runs(three):
-    with three.begin() as connection:
+    with writing(three) as connection:
         connection.execute(update(schema.run).values(last_seen_at=1000.0, baseline="passed"))
         marked = update(schema.run).where(schema.run.c.id == "ant").values(baseline="marked")
         connection.execute(marked)
