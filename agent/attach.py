@@ -15,7 +15,8 @@ from rankscope.agent.guard import attempt
 from rankscope.agent.launcher import Identity, identify
 from rankscope.agent.model import facts
 from rankscope.agent.model.configuration import configuration
-from rankscope.agent.monitor import Monitor, NullMonitor
+from rankscope.agent.monitor import Monitor
+from rankscope.agent.null_monitor import NullMonitor
 from rankscope.agent.options import Options, facts_of, resolve
 from rankscope.agent.process.spawned import in_helper
 from rankscope.agent.steps.torch_monitor import TorchMonitor
@@ -54,8 +55,8 @@ def attach(
             loss is, where it is none that has to fall: `adversarial`, `reinforcement`, `surrogate`
             or `contrastive`. Where a name is one of the agent's own facts, the agent's holds.
         **options: `server`, `token`, `project`, `run`, `mode`, `spool`, `overhead`, `allowance`,
-            `tensorboard`; each has an environment variable `RANKSCOPE_...` as well. Argument before
-            environment before default.
+            `tensorboard`, `console`, `git_diff`; each has an environment variable `RANKSCOPE_...`
+            as well. Argument before environment before default.
 
     Returns:
         The monitor; one that does nothing with `mode="disabled"`, and in a process that helps the

@@ -55,6 +55,12 @@ COMMANDS = (
         "compare", "rankscope.server.commands.compare:compare", "two runs side by side", "server"
     ),
     Command(
+        "baseline",
+        "rankscope.server.commands.baseline:baseline",
+        "which runs others of their project are compared with",
+        "server",
+    ),
+    Command(
         "export",
         "rankscope.server.commands.export:export",
         "all points of a run as TensorBoard events, CSV or Parquet",

@@ -1,13 +1,15 @@
 """What the server finds, in the trainer: `monitor.verdict()` and `monitor.on_alert(...)`.
 
-Asked in a thread of its own, which is started once the trainer wants to know: who does not ask pays
-nothing, and who does never waits for an answer.
+Asked in a thread, one a process however many monitors it has, which is started once the trainer
+wants to know: who does not ask pays nothing, and who does never waits for an answer.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -75,9 +77,8 @@ class Judgement:
         self._asking, self._calling = asking, callbacks
         self._verdict: Verdict | None = None
         self._callbacks: list[tuple[Callable[[Alert], object], int, set[str]]] = []
-        self._stopping = threading.Event()
-        self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._stopped = self._is_asking = False
+        self._pause, self._said = _PERIOD_S, ""
 
     def verdict(self) -> Verdict | None:
         """The last known; None before the first answer."""
@@ -89,34 +90,29 @@ class Judgement:
         if severity not in SEVERITIES:
             raise ValueError(f"severity is one of {', '.join(SEVERITIES)}, not {severity!r}")
         self._callbacks.append((callback, SEVERITIES.index(severity), set()))
-        self._start()
-        self._wake.set()
+        self._start(at_once=True)
 
     def stop(self) -> None:
         """Asks no more; nothing is waited for."""
-        self._stopping.set()
-        self._wake.set()
+        self._stopped = True
+        if self._is_asking:
+            _asker().remove(self)
 
-    def _start(self) -> None:
-        if self._thread is None and not self._stopping.is_set():
-            # Of a process that ends it is no reason to wait.
-            self._thread = threading.Thread(
-                target=self._work, name="rankscope-judgement", daemon=True
-            )
-            self._thread.start()
+    def ask_once(self) -> float:
+        """Asks the server, calls what is to be called, and says after how many seconds again."""
+        why = self._said
+        with self._asking:
+            why = self._why_not()
+        if why and why != self._said:
+            _log.warning("how the run is judged is not known: %s", why)
+        self._pause = min(2 * self._pause, _LONGEST_S) if why else _PERIOD_S
+        self._said = why
+        return self._pause if self._asking.enabled else math.inf
 
-    def _work(self) -> None:
-        pause, said = _PERIOD_S, ""
-        while self._asking.enabled and not self._stopping.is_set():
-            why = said
-            with self._asking:
-                why = self._why_not()
-            if why and why != said:
-                _log.warning("how the run is judged is not known: %s", why)
-            pause = min(2 * pause, _LONGEST_S) if why else _PERIOD_S
-            said = why
-            self._wake.wait(pause)
-            self._wake.clear()
+    def _start(self, *, at_once: bool = False) -> None:
+        if not self._stopped and (at_once or not self._is_asking):
+            self._is_asking = True
+            _asker().add(self)
 
     def _why_not(self) -> str:
         """Asks once; why there is no answer, empty where there is."""
@@ -187,3 +183,60 @@ class Judgement:
         if not isinstance(found, dict):
             raise _NoAnswer(f"the server answers {answer.status}")
         return found
+
+
+class _Asker:
+    """Asks for all judgements of a process, one after the other: one thread, one connection."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        # When each is asked for next, by the clock that nobody sets.
+        self._due: dict[Judgement, float] = {}
+        self._thread: threading.Thread | None = None
+
+    def add(self, judgement: Judgement) -> None:
+        """Asks for it at once, and again and again."""
+        with self._changed:
+            self._due[judgement] = 0.0
+            self._changed.notify()
+            if self._thread is None:
+                # Of a process that ends it is no reason to wait.
+                self._thread = threading.Thread(
+                    target=self._work, name="rankscope-judgement", daemon=True
+                )
+                self._thread.start()
+
+    def remove(self, judgement: Judgement) -> None:
+        """Asks for it no more; the thread ends with the last one."""
+        with self._changed:
+            self._due.pop(judgement, None)
+            self._changed.notify()
+
+    def _work(self) -> None:
+        while (judgement := self._next()) is not None:
+            pause = judgement.ask_once()
+            with self._changed:
+                # Gone, or asked for anew, meanwhile: nothing of that is changed.
+                if self._due.get(judgement) == math.inf:
+                    self._due[judgement] = time.monotonic() + pause
+
+    def _next(self) -> Judgement | None:
+        """Waits for the one that is due first; None: there is none left."""
+        with self._changed:
+            while self._due:
+                judgement = min(self._due, key=self._due.__getitem__)
+                left = self._due[judgement] - time.monotonic()
+                if left <= 0:
+                    self._due[judgement] = math.inf
+                    return judgement
+                self._changed.wait(min(left, _LONGEST_S))
+            self._thread = None
+            return None
+
+
+# By process id: a forked child has none of its parent's threads, and must not wait for its locks.
+_askers: dict[int, _Asker] = {}
+
+
+def _asker() -> _Asker:
+    return _askers.setdefault(os.getpid(), _Asker())

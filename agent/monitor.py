@@ -8,24 +8,27 @@ import math
 import os
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from rankscope.agent.actions import Actions
 from rankscope.agent.delivery import process_exit
 from rankscope.agent.delivery.address import address_of
 from rankscope.agent.delivery.session import Session
 from rankscope.agent.guard import Guard, contained_keywords, message_of
 from rankscope.agent.judgement import Judgement, Verdict
+from rankscope.agent.null_monitor import NullMonitor, stand_in
 from rankscope.agent.process.flight_recorder import last_collectives
 from rankscope.agent.process.thread_phase import phase_of, place_of, place_of_error, stacks_of
 from rankscope.agent.schedule import Schedule
 from rankscope.agent.steps.count import StepCount
+from rankscope.agent.surroundings import Surroundings
 from rankscope.agent.tripwires import SAMPLES, Trip, Tripwires
 from rankscope.agent.wire import Event
 
 if TYPE_CHECKING:
+    from rankscope.agent.checkpoint_digests import CheckpointReport
     from rankscope.agent.model.tensors import TensorGroup
 
 _log = logging.getLogger("rankscope")
@@ -110,6 +113,7 @@ class Monitor:
         self._first_step = step
         self._sampled_steps = 0  # those that were sampled in full
         self._tripwires = Tripwires(step)
+        self._around = Surroundings(connection, self._count, self._guard.probe("surroundings"))
         connection.ask_phase_of(self)
 
     @property
@@ -185,6 +189,65 @@ class Monitor:
             if self._judgement is not None and not self.inherited:
                 self._judgement.on_alert(callback, severity)
 
+    def actions(self, agree: Callable[[int], int] | None = None, *, every: int = 1) -> Actions:
+        """Ready callbacks for `on_alert`, of which all ranks do the same at the same step.
+
+            actions = monitor.actions(largest_of_all_ranks)
+            monitor.on_alert(actions.stop, severity="critical")
+            monitor.on_alert(actions.save)
+
+        Args:
+            agree: called by `actions.due()` on all ranks at once with a small whole number, and
+                returns the largest that any of them gave: an all-reduce. Without it, several ranks
+                do nothing: one that acted alone would leave the others waiting for it.
+            every: agree at every so many calls of `due` only.
+
+        Returns:
+            `stop`, `save` and `skip` (callbacks), and `due()`, to be called once a step on all
+            ranks, before `optimizer.step()`: `"stop"`, `"save"`, `"skip"` or `""`.
+        """
+        alone = self._connection.identity.world_size == 1
+        if agree is None and not alone:
+            with self._bookkeeping:
+                text = "monitor.actions() without `agree` does nothing: ranks act together only"
+                self._note(text)
+                _log.warning(text)
+        return Actions(agree, every=every, alone=alone)
+
+    def checkpoint(
+        self, path: str | os.PathLike[str], state: Any, *, loaded: bool = False
+    ) -> CheckpointReport | None:
+        """Records the digests of what was saved, or compares what was loaded with them.
+
+        Call it on each rank that has saved, right after, and on each rank that has loaded, before
+        the next step, with what it holds then. `PATH.digests` is written beside the checkpoint. A
+        tensor whose bits are others is the alert `checkpoint.mismatch`.
+
+        Args:
+            path: what was saved or loaded, a file or a folder.
+            state: tensors in dicts and lists, named as when it was saved:
+                `{"model": model.state_dict(), "optimizer": optimizer.state_dict()}`.
+            loaded: it was loaded.
+
+        Returns:
+            `same`, `differing` (names), `unchecked` (name -> why), `tensors` (how many), `saved`
+            (`run`, `step`, `rank`); None with `mode="disabled"`, and where it failed, which the
+            run's page says.
+        """
+        found = None
+        with self._bookkeeping:
+            if not self.inherited and not self.closed:
+                # Not before it is asked for: it needs torch.
+                from rankscope.agent.checkpoint_digests import Place, checkpoint
+
+                here = Place(
+                    self.run, self._count.step, self.rank, self._connection.identity.world_size
+                )
+                found = checkpoint(os.fspath(path), state, here, loaded=loaded)
+                step, data = self._step_of_log(), found.data()
+                self._records.event(Event(step=step, kind="checkpoint", text=str(found), data=data))
+        return found
+
     def close(self) -> None:
         """Ends the monitor: sends what is left (within 5 s) and takes every hook back."""
         self._leave("finished", "")
@@ -242,6 +305,7 @@ class Monitor:
                 data["collectives"] = last_collectives()
         # Of a step that is complete on all ranks: the server goes no further meanwhile.
         before = max(step - 2, 0)
+        self._around.report()
         self._records.event(Event(step=before, kind="stalled", text=place, data=data))
 
     def _report_unstepped(self, least: int, seconds: float = 0.0) -> None:
@@ -285,7 +349,7 @@ class Monitor:
         return NullMonitor(self.run, self.rank)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _stand_in(self.run, self.rank)
+        return stand_in(self.run, self.rank)
 
     # -------------------------------------------------------------------- for the kinds of monitor
 
@@ -313,6 +377,8 @@ class Monitor:
         self._connection.sender.start()
         with self._bookkeeping:
             process_exit.add(self._speak)
+        with self._bookkeeping:
+            self._around.begin(self._judgement)
 
     def _announce(self, group: TensorGroup) -> None:
         self._connection.announce(group.table, group.described())
@@ -335,6 +401,7 @@ class Monitor:
         if trip.usual is not None:
             data["usual"] = trip.usual
         # The server passes it on to the other ranks.
+        self._around.report()
         self._records.event(Event(step=trip.step, kind="tripwire", text=str(trip), data=data))
 
     def _report_sampling(self, step: int) -> None:
@@ -392,6 +459,9 @@ class Monitor:
         with self._bookkeeping:
             if self._judgement is not None:
                 self._judgement.stop()
+            if state == "failed":
+                self._around.report()
+            self._around.end()
         with self._bookkeeping:
             self._end(state)
         with self._bookkeeping:
@@ -427,74 +497,3 @@ class Monitor:
         finally:  # an impatient user's Ctrl-C, too, must not leave the process deaf to SIGTERM
             with self._bookkeeping:
                 process_exit.leave(self._speak)
-
-
-def _stand_in(run: str, rank: int) -> tuple[Any, ...]:
-    """What a monitor is in a file: it loads without Rankscope, and with `weights_only=True`.
-
-    Of the few things that the latter lets through, one may have attributes, and is itself a
-    function of any keywords that does nothing to anybody: so `log` of what was loaded does nothing.
-    """
-    calls = {"log": OrderedDict, "step": OrderedDict, "close": OrderedDict, "mark": set}
-    return OrderedDict, (), {"run": run, "rank": rank, "url": "", "closed": True, **calls}
-
-
-class NullMonitor:
-    """The monitor of `mode="disabled"`: takes everything, does nothing."""
-
-    def __init__(self, run: str, rank: int) -> None:
-        self.run = run
-        self.rank = rank
-        self.url = ""
-        self.closed = False
-
-    def log(self, **scalars: Any) -> None:
-        """Does nothing."""
-
-    def evaluating(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Does nothing."""
-        return contextlib.nullcontext()
-
-    def mark(self, text: str) -> None:
-        """Does nothing."""
-
-    def watch(self, module: Any, name: str) -> None:
-        """Does nothing."""
-
-    def replicas(self, key: str | None, tensors: str = "*") -> None:
-        """Does nothing."""
-
-    def accumulation(self, *, divided_by: int = 0, summed: bool = False) -> None:
-        """Does nothing."""
-
-    def step(self, **facts: Any) -> None:
-        """Does nothing."""
-
-    def go_to(self, step: int) -> int:
-        """Does nothing."""
-        return step
-
-    def verdict(self) -> None:
-        """Knows nothing."""
-
-    def on_alert(self, callback: Callable[..., object], *, severity: str = "warning") -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing more than to be closed."""
-        self.closed = True
-
-    def __copy__(self) -> NullMonitor:
-        return NullMonitor(self.run, self.rank)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> NullMonitor:
-        return NullMonitor(self.run, self.rank)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _stand_in(self.run, self.rank)
-
-    def __enter__(self) -> NullMonitor:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        return None

@@ -21,6 +21,8 @@ import platformdirs
 from rankscope.agent.wire import MAX_NAME_LENGTH, PROFILES
 
 Mode = Literal["online", "offline", "disabled"]
+# Lines of a console that are kept at most: what a person reads beside an alert.
+CONSOLE_LINES = 200
 MODES: tuple[Mode, ...] = ("online", "offline", "disabled")
 
 
@@ -37,6 +39,9 @@ class Options:
         allowance: seconds of the agent's own time that are spent on samples of every step before
             `overhead` governs; infinite in continuous integration.
         tensorboard: folder for TensorBoard events, or None.
+        console: last lines that are kept of what the process prints, and sent when something is
+            found; 0: none.
+        git_diff: whether what the working tree has beyond its commit is sent, once.
     """
 
     server: str = "http://127.0.0.1:8642"
@@ -48,6 +53,8 @@ class Options:
     overhead: float = 0.01
     allowance: float = 10.0
     tensorboard: Path | None = None
+    console: int = 0
+    git_diff: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +225,20 @@ def _seconds(given: Any) -> float:
     return seconds
 
 
+def _lines(given: Any) -> int:
+    text = str(given).strip()
+    if isinstance(given, bool) or not text.isdecimal() or int(text) > CONSOLE_LINES:
+        raise ValueError(f"must be a number of lines from 0 to {CONSOLE_LINES}")
+    return int(text)
+
+
+def _switch(given: Any) -> bool:
+    text = str(given).strip().lower()
+    if text not in ("0", "1", "false", "true"):
+        raise ValueError("must be true or false, 1 or 0")
+    return text in ("1", "true")
+
+
 def in_ci(environ: Mapping[str, str]) -> bool:
     """Whether this is continuous integration: every such service sets `CI`."""
     return environ.get("CI", "").strip().lower() in ("true", "1")
@@ -282,6 +303,21 @@ OPTIONS: tuple[Option, ...] = (
         None,
         _folder,
         "folder: also write each rank's scalars as TensorBoard events",
+    ),
+    Option(
+        "console",
+        "RANKSCOPE_CONSOLE",
+        0,
+        _lines,
+        "last lines of each rank's console (up to 200) that stand beside an alert, secrets masked; "
+        "0: none",
+    ),
+    Option(
+        "git_diff",
+        "RANKSCOPE_GIT_DIFF",
+        False,
+        _switch,
+        "send what the working tree has beyond its commit, once, secrets masked",
     ),
 )
 

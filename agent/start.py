@@ -13,7 +13,7 @@ import numpy as np
 from rankscope.agent.delivery.session import Session
 from rankscope.agent.launcher import identify
 from rankscope.agent.model.arrays import Arrays
-from rankscope.agent.monitor import NullMonitor
+from rankscope.agent.null_monitor import NullMonitor
 from rankscope.agent.options import facts_of, resolve
 from rankscope.agent.process.resident_memory import memory_limit
 from rankscope.agent.process.spawned import in_helper

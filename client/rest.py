@@ -13,6 +13,7 @@ from rankscope.client.http import Body, Http
 from rankscope.client.models import (
     Accepted,
     Alert,
+    AlertContext,
     AlertDetail,
     AuditEntry,
     Compared,
@@ -107,6 +108,7 @@ class Client:
         *,
         project: str | None = None,
         state: RunState | None = None,
+        baseline: bool | None = None,
         q: str | None = None,
         order: Literal["newest", "attention"] = "newest",
         sort: str | None = None,
@@ -116,13 +118,13 @@ class Client:
         Args:
             project: of this project alone.
             state: in this state alone.
+            baseline: those that others of their project are compared with, or those that are not.
             q: text that id or project contains.
             order: `attention`: running ones first, then those that failed or were lost.
-            sort: a column instead, with `-` the largest first; an unknown one is a `Problem` that
-                says which there are.
+            sort: a column instead, with `-` the largest first; a `Problem` says which there are.
         """
-        query = fields(project=project, state=state, q=q, order=order, sort=sort)
-        return self._ask.items(Run, "/runs", query)
+        query = fields(project=project, state=state, baseline=baseline, q=q)
+        return self._ask.items(Run, "/runs", [*query, *fields(order=order, sort=sort)])
 
     def run(self, run: str) -> RunDetail:
         """A run with its ranks and what their agents said."""
@@ -131,12 +133,13 @@ class Client:
     def delete_run(self, run: str, *, timeout: float = 600.0) -> None:
         """Deletes a run that has ended, with all that belongs to it; this cannot be undone.
 
-        Args:
-            run: its id.
-            timeout: in seconds; it takes as long as the run is large, and goes on when it is asked
-                for again.
+        It takes as long as the run is large, and goes on when it is asked for again.
         """
         self._http.json("DELETE", API + path_of("runs", run), timeout=timeout)
+
+    def baseline(self, run: str, *, marked: bool = True) -> None:
+        """Marks a run as one that others of its project are compared with, or takes it away."""
+        self._http.json("PUT" if marked else "DELETE", API + path_of("runs", run) + "/baseline")
 
     def projects(self) -> Iterator[Project]:
         """Projects that have runs, by name."""
@@ -304,6 +307,10 @@ class Client:
     def alert(self, alert: str) -> AlertDetail:
         """One alert with all its evidence, what happened to it, and who was told of it."""
         return self._ask.one(AlertDetail, "GET", path_of("alerts", alert))
+
+    def alert_context(self, alert: str) -> AlertContext:
+        """Last console lines of the ranks, what was not committed, the run's settings."""
+        return self._ask.one(AlertContext, "GET", path_of("alerts", alert) + "/context")
 
     def acknowledge(
         self,

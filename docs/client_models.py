@@ -37,6 +37,7 @@ ANSWERS: tuple[type[BaseModel], ...] = (
     models.Matrix,
     models.Verdict,
     alert_models.AlertDetail,
+    alert_models.AlertContext,
     alert_models.Silence,
     comparison_models.Compared,
     detector_models.Detectors,

@@ -44,6 +44,9 @@ OPTION_TABLE = {
     "overhead": ("RANKSCOPE_OVERHEAD", 0.01),
     "allowance": ("RANKSCOPE_ALLOWANCE", 10),
     "tensorboard": ("RANKSCOPE_TENSORBOARD", None),
+    # What has come since.
+    "console": ("RANKSCOPE_CONSOLE", 0),
+    "git_diff": ("RANKSCOPE_GIT_DIFF", False),
 }
 
 ROUTES = """
@@ -70,6 +73,9 @@ ROUTES = """
 # What has come since.
 FURTHER_ROUTES = """
     DELETE /api/v1/runs/{run}
+    PUT /api/v1/runs/{run}/baseline
+    DELETE /api/v1/runs/{run}/baseline
+    GET /api/v1/alerts/{id}/context
     GET /api/v1/compare
     GET /api/v1/runs/{run}/data
     GET /api/v1/detectors
@@ -102,7 +108,7 @@ ALERT_FIELDS = """id run kind severity state title ranks tensors first_step last
 
 COMMAND_NAMES = "serve demo gate runs alerts report sync import export db token".split()
 # What has come since.
-COMMAND_NAMES += "compare show watch doctor check verify mcp notify completion".split()
+COMMAND_NAMES += "compare show watch doctor check verify mcp notify completion baseline".split()
 
 
 def test_kinds():
@@ -129,6 +135,7 @@ def test_kinds():
         "data.leaked",
         "mode.settings",
         "throughput.dropped",
+        "checkpoint.mismatch",
     )
     assert {*KINDS, *since} <= set(registry.KINDS)
 
@@ -161,11 +168,12 @@ CLIENT_NAMES = """
     ClientError NotAllowed NotFound NotRankscope Problem TryLater Unreachable
 """.split()
 CLIENT_METHODS = """
-    acknowledge alert alerts audit change_project_detectors close compare data delete_run detectors
-    distances divergence end_silence events fleet ingest is_alive is_ready metric_families metrics
-    notification_targets notifications project_detectors projects run run_alerts run_detectors runs
-    series server_metrics set_project_detectors silence silences take_back_acknowledgement
-    test_notification_target verdict
+    acknowledge alert alert_context alerts audit baseline change_project_detectors close
+    compare data delete_run detectors distances divergence end_silence events fleet ingest
+    is_alive is_ready metric_families metrics notification_targets notifications
+    project_detectors projects run run_alerts run_detectors runs series server_metrics
+    set_project_detectors silence silences take_back_acknowledgement test_notification_target
+    verdict
 """.split()
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import torch
 
 from rankscope.agent.checkpoints.source import Part
-from rankscope.agent.fingerprint import FingerprintPlan
 from rankscope.agent.fingerprint.values import as_numbers, flat, lookup_row, real
 
 # Elements that are looked at at a time: what lies between does not grow with the tensor.
@@ -58,12 +57,6 @@ class ElementDifference:
     nonfinite: int
     flipped: FlippedBit | None
     files: tuple[str, ...] = ()
-
-
-def digest(tensor: torch.Tensor) -> int:
-    """The digest that the agent sends of such a tensor: of its bits, in logical order."""
-    plan = FingerprintPlan(("",), (tensor,))
-    return int(plan.compute((tensor,), sketches=False).digests[0])
 
 
 def compare(

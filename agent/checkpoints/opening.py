@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from rankscope.agent.checkpoints.digests_file import is_digests, open_digests
 from rankscope.agent.checkpoints.distributed import (
     METADATA,
     SHARD_SUFFIX,
@@ -200,7 +201,8 @@ def _add_folder(
         is_file = (folder / name).is_file()
         # A link that leads nowhere is a file that is missing; pipes and the like would block.
         is_missing = not (folder / name).exists()
-        suffixed = Path(name).suffix in _SUFFIXES
+        # Digests are compared where they are what was asked for, not beside what they are of.
+        suffixed = Path(name).suffix in _SUFFIXES or (folder == top and is_digests(folder / name))
         if name in indices:
             found.members[named(name)] = partial(open_indexed, folder / name)
         elif (suffixed and is_missing) or (is_file and (suffixed or is_torch_file(folder / name))):
@@ -224,6 +226,8 @@ def _refuse(error: Unreadable) -> Source:
 
 
 def _open_file(path: Path) -> Source:
+    if is_digests(path):
+        return open_digests(path)
     if path.name.endswith(INDEX_SUFFIX):
         return open_indexed(path)
     if path.suffix == SUFFIX:

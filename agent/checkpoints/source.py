@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +13,8 @@ import torch
 from rankscope.agent.checkpoints.arrays import plain
 from rankscope.agent.checkpoints.errors import Unreadable
 from rankscope.agent.model.facts import held
+from rankscope.agent.model.state_names import TooManyShared, leaves, unfit
 
-# Most leaves of one value that share containers: a small file can hold a list twice in a list that
-# another holds twice, and so on.
-_MOST_SHARED = 1_000_000
 # Kinds of elements of numpy that torch has, but for the long doubles.
 _KINDS, _LONG_DOUBLES = "biufc", "gG"
 
@@ -45,12 +43,14 @@ class StoredTensor:
         dtype: type of its elements, without `torch.`.
         parts: the files that hold it; empty where there is one file alone.
         read: reads it whole, onto the CPU.
+        digest: of its bits, where that alone is kept; else None.
     """
 
     shape: tuple[int, ...]
     dtype: str
     parts: tuple[Part, ...]
     read: Callable[[], torch.Tensor]
+    digest: int | None = None
 
     @property
     def bytes(self) -> int:
@@ -69,6 +69,7 @@ class Source:
         values: numbers, texts and whatever else is no tensor, by dotted name.
         unread: dotted name -> why it cannot be compared.
         value_files: of values, dotted name -> the file, where the source has several.
+        digests_alone: it has no values, and of tensors the digests alone.
     """
 
     format: str
@@ -76,6 +77,7 @@ class Source:
     values: dict[str, Any] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
     value_files: dict[str, str] = field(default_factory=dict)
+    digests_alone: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -90,6 +92,7 @@ class Source:
             {name: value for name, value in self.values.items() if not ignored(name)},
             {name: why for name, why in self.unread.items() if not ignored(name)},
             self.value_files,
+            self.digests_alone,
         )
 
     def add(self, prefix: str, value: Any, file: str = "") -> None:
@@ -103,8 +106,11 @@ class Source:
         Raises:
             Unreadable: it holds the same containers so often that to name all would not end.
         """
-        for name, leaf in _Leaves().of(prefix, value):
-            self._add_leaf(self._free(name), leaf, file)
+        try:
+            for name, leaf in leaves(prefix, value):
+                self._add_leaf(self._free(name), leaf, file)
+        except TooManyShared as error:
+            raise Unreadable(str(error)) from error
 
     def _add_leaf(self, name: str, leaf: Any, file: str) -> None:
         leaf = plain(leaf)
@@ -120,7 +126,7 @@ class Source:
             if file:
                 self.value_files[name] = file
             return
-        if reason := _unfit(leaf):
+        if reason := unfit(leaf):
             self.unread[name] = reason
             return
         # Of a distributed tensor that a rank has saved by itself, the file has the rank's part.
@@ -137,66 +143,6 @@ class Source:
             number += 1
             free = f"{name}#{number}"
         return free
-
-
-class _Leaves:
-    """What a nested value holds, by dotted names."""
-
-    def __init__(self) -> None:
-        # The value holds these, so that no other has the same id meanwhile.
-        self._entered: set[int] = set()
-        self._shared = 0
-
-    def of(
-        self, name: str, value: Any, above: tuple[int, ...] = (), *, again: bool = False
-    ) -> Iterator[tuple[str, Any]]:
-        """Name and value of each leaf.
-
-        Args:
-            name: of the value.
-            value: what is gone into.
-            above: ids of the containers that it is in.
-            again: whether one of these was gone into before, elsewhere.
-
-        Raises:
-            Unreadable: there are too many that were met before.
-        """
-        if again:
-            self._shared += 1
-            if self._shared > _MOST_SHARED:
-                raise Unreadable(
-                    "it holds the same lists or dicts again and again, more than "
-                    f"{_MOST_SHARED:,} values in all"
-                )
-        if isinstance(value, dict):
-            inner = [(str(key), one) for key, one in value.items()]
-        elif isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-            inner = [(str(place), one) for place, one in enumerate(value)]
-        else:
-            yield name, value
-            return
-        if id(value) in above:
-            yield name, "(itself)"
-            return
-        again = again or id(value) in self._entered
-        self._entered.add(id(value))
-        if not inner:
-            # That there is nothing is to be compared, too.
-            yield name, {} if isinstance(value, dict) else []
-        for key, one in inner:
-            path = f"{name}.{key}" if name else key
-            yield from self.of(path, one, (*above, id(value)), again=again)
-
-
-def _unfit(tensor: torch.Tensor) -> str:
-    """Why a tensor cannot be compared; empty where it can."""
-    if tensor.layout is not torch.strided:
-        return f"a sparse tensor ({tensor.layout})"
-    if tensor.is_meta:
-        return "a tensor without data (meta)"
-    if tensor.is_quantized:
-        return f"a quantized tensor ({tensor.dtype})"
-    return ""
 
 
 def inside(folder: str, name: str) -> str:

@@ -211,3 +211,12 @@ class FingerprintPlan:
     def compute(self, tensors: Sequence[torch.Tensor], *, sketches: bool) -> FingerprintValues:
         """Fingerprints of the tensors as they are now; waits for the devices they are on."""
         return self.begin(tensors, sketches=sketches).result()
+
+
+def digest_of(tensor: torch.Tensor) -> int:
+    """The digest that the agent sends of such a tensor: of its bits, in logical order.
+
+    Waits for the device that it is on.
+    """
+    plan = FingerprintPlan(("",), (tensor,))
+    return int(plan.compute((tensor,), sketches=False).digests[0])

@@ -1,8 +1,9 @@
-"""Which commit a folder is at, read off the repository's files without starting git."""
+"""Which commit a folder is at, read off the repository's files; what it has beyond it, by git."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
@@ -24,6 +25,32 @@ def commit_of(folder: Path) -> str:
         # Not readable, or no text: there is nothing to say.
         return ""
     return ""
+
+
+def diff_of(folder: Path, *, most: int) -> str:
+    """What tracked files around `folder` have that their commit has not; empty where git says none.
+
+    git runs nothing that the repository's settings name for it: no external diff, no conversion.
+
+    Args:
+        most: characters that are read of it.
+    """
+    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "diff", "HEAD"]
+    command += ["--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short"]
+    try:
+        with subprocess.Popen(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        ) as git:
+            assert git.stdout is not None
+            found = git.stdout.read(most)
+            git.kill()  # where there is more: it would wait for somebody who reads
+    except OSError:
+        return ""  # no git here
+    return found.decode("utf-8", "replace").replace("\0", "")
 
 
 def _head(entry: Path) -> str:

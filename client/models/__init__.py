@@ -5,7 +5,10 @@ Written by docs/client_models.py (`make docs`). Do not edit by hand.
 
 from rankscope.client.models.alerts import Acknowledgement as Acknowledgement
 from rankscope.client.models.alerts import Alert as Alert
+from rankscope.client.models.alerts import AlertContext as AlertContext
 from rankscope.client.models.alerts import AlertDetail as AlertDetail
+from rankscope.client.models.alerts import ConsoleLines as ConsoleLines
+from rankscope.client.models.alerts import GitDiff as GitDiff
 from rankscope.client.models.alerts import Silence as Silence
 from rankscope.client.models.alerts import Since as Since
 from rankscope.client.models.alerts import Transition as Transition

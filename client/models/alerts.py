@@ -98,3 +98,36 @@ class AlertDetail(Alert):
 
     history: list[Transition]
     notifications: list[Notification]
+
+
+@dataclass(frozen=True)
+class ConsoleLines:
+    """The last lines that a rank had printed at a step."""
+
+    rank: int
+    step: int
+    at: datetime
+    lines: list[str]
+
+
+@dataclass(frozen=True)
+class GitDiff:
+    """What the working tree had beyond its commit when the run began."""
+
+    commit: str
+    diff: str
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class AlertContext:
+    """What is around an alert, as far as the trainer has agreed to send it.
+
+    `console` has two entries a rank at most: the nearest before the alert's first step, and from it
+    on; `settings` are the
+    configuration's plain values by dotted name.
+    """
+
+    console: list[ConsoleLines]
+    git_diff: GitDiff | None
+    settings: dict[str, str | int | float | bool | None]

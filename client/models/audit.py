@@ -29,6 +29,8 @@ class AuditEntry:
         "target.add",
         "target.remove",
         "run.delete",
+        "baseline.mark",
+        "baseline.unmark",
         "project.detectors",
         "silence.create",
         "silence.end",

@@ -46,6 +46,8 @@ class OpenAlert:
 class Run:
     """A run, as lists show it.
 
+    `baseline` is whether others of the project are compared with it: `passed` (it is one of the
+    newest that did), `marked` or `unmarked` (by a person); null: they are not.
     `worst_alert` is the gravest open one that is not silenced, `silenced_alert` the gravest of
     those that are.
     """
@@ -61,6 +63,7 @@ class Run:
     last_step: int
     config: dict[str, Any]
     verdict: VerdictName
+    baseline: Literal["passed", "marked", "unmarked"] | None
     open_alerts: int
     worst_alert: OpenAlert | None
     silenced_alert: OpenAlert | None

@@ -1,5 +1,6 @@
 // One alert as a card: what, since when, which ranks and tensors, why, what to do, the evidence.
 
+import { context } from "./alert_context.js";
 import { history } from "./alert_history.js";
 import { Problem, age, get, post, remove, runPage, runPath } from "./api.js";
 import { ask, saidBy } from "./ask.js";
@@ -56,6 +57,7 @@ export function alertCard(alert, consequences = [], options = {}) {
     consequences.length > 0 && followers(consequences),
     options.chart && el("div", { class: "alert-chart", "data-chart": alert.id }),
     details(alert),
+    context(alert),
     history(alert),
     actions(alert, options),
   );

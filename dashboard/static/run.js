@@ -18,6 +18,7 @@ import { Overviews } from "./overviews.js";
 import { Plot, plotly } from "./plot.js";
 import { QueryState } from "./query.js";
 import { RankTable, isOrder } from "./ranks.js";
+import { plain, settings } from "./settings.js";
 
 const FACTS_MS = 1000;
 // New points alone: what they change is drawn more seldom still.
@@ -311,6 +312,7 @@ function announce() {
   tellAlerts();
   tick();
   show($("ranks-panel"), ranks.length > 0);
+  fill($("settings"), settings(plain(about.config ?? {})));
   $("config").textContent = JSON.stringify(about.config ?? {}, null, 2);
   show($("about"));
   agentPanel(about);
@@ -350,6 +352,7 @@ function tick() {
       ranks.length < about.world_size && el("span", { class: "stale" }, ` (${about.world_size - ranks.length} missing)`)),
     fact("Last step", stepText(about.last_step)),
     fact("Last heard of", staleness(about) ?? ago(about.last_seen_at)),
+    about.baseline && fact("Baseline", BASELINE[about.baseline]),
     good && fact("Last passing run", el("a", { href: good.address, title: "Of those like it the newest; what differs: configuration, curves, alerts, bits" }, `compare with ${good.name}`), ` (${good.words})`),
     fact("Started", el("time", { datetime: about.started_at, title: about.started_at }, ago(about.started_at))),
   );
@@ -359,6 +362,7 @@ function tick() {
   rankTable.set(about, ranks, suspects);
 }
 
+const BASELINE = { passed: "of its project: it passed", marked: "of its project, by hand", unmarked: "taken away by hand" };
 const ago = (time) => (age(time) < 2 ? "just now" : `${duration(age(time))} ago`);
 const fact = (name, ...value) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value));
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AliasChoices, AwareDatetime, BaseModel, Field
 
-from rankscope.server.api.models import Model, Severity
+from rankscope.server.api.models import Model, Number, Severity
 from rankscope.server.api.notification_models import Notification
 
 
@@ -95,6 +95,36 @@ class AlertDetail(Alert):
 
     history: list[Transition]
     notifications: list[Notification]
+
+
+class ConsoleLines(BaseModel):
+    """The last lines that a rank had printed at a step."""
+
+    rank: int
+    step: int
+    at: datetime
+    lines: list[str]
+
+
+class GitDiff(BaseModel):
+    """What the working tree had beyond its commit when the run began."""
+
+    commit: str
+    diff: str
+    truncated: bool
+
+
+class AlertContext(BaseModel):
+    """What is around an alert, as far as the trainer has agreed to send it.
+
+    `console` has two entries a rank at most: the nearest before the alert's first step, and from it
+    on; `settings` are the
+    configuration's plain values by dotted name.
+    """
+
+    console: list[ConsoleLines]
+    git_diff: GitDiff | None
+    settings: dict[str, str | int | Number | bool | None]
 
 
 class AcknowledgeRequest(Model):

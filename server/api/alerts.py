@@ -17,6 +17,7 @@ from rankscope.agent import wire
 from rankscope.server import detectors
 from rankscope.server.alerts.fields import alert_fields
 from rankscope.server.api import alert_models, models
+from rankscope.server.api.alert_context import context_of
 from rankscope.server.api.deps import By, Database, Page, RunId, known_run, next_cursor, paging
 from rankscope.server.api.notifications import log_entries
 from rankscope.server.api.problems import Problem
@@ -113,6 +114,18 @@ def get_alert(engine: Database, alert: str) -> alert_models.AlertDetail:
     """One alert with all its evidence, what happened to it, and who was told of it."""
     with reading(engine) as connection:
         return _detail(connection, alert)
+
+
+@router.get("/alerts/{alert}/context")
+def alert_context(engine: Database, alert: str) -> alert_models.AlertContext:
+    """The last console lines of the ranks, what was not committed, and the run's settings.
+
+    Lines and difference are there where `attach` has the options `console` and `git_diff`.
+    """
+    with reading(engine) as connection:
+        key, about = _known(connection, alert)
+        row = known_run(connection, about.run)
+        return context_of(connection, key, about.first_step, row.config)
 
 
 @router.post("/alerts/{alert}/acknowledge")

@@ -27,6 +27,7 @@ Number = Annotated[
 
 Severity = Literal["info", "warning", "critical"]
 RunState = Literal["running", "finished", "failed", "lost"]
+Baseline = Literal["passed", "marked", "unmarked"]
 VerdictName = Literal["pass", "fail", "pending"]
 
 
@@ -69,6 +70,8 @@ class OpenAlert(BaseModel):
 class Run(BaseModel):
     """A run, as lists show it.
 
+    `baseline` is whether others of the project are compared with it: `passed` (it is one of the
+    newest that did), `marked` or `unmarked` (by a person); null: they are not.
     `worst_alert` is the gravest open one that is not silenced, `silenced_alert` the gravest of
     those that are.
     """
@@ -84,6 +87,7 @@ class Run(BaseModel):
     last_step: int
     config: dict[str, Any]
     verdict: VerdictName
+    baseline: Baseline | None
     open_alerts: int
     worst_alert: OpenAlert | None
     silenced_alert: OpenAlert | None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, cast, get_args
 
 from fastapi import APIRouter, Depends, Query
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 
 from rankscope.agent.wire import SEVERITIES
 from rankscope.server.alerts.lifecycle import severest
@@ -17,6 +17,7 @@ from rankscope.server.api.models import (
     Agent,
     AgentEvent,
     AgentFault,
+    Baseline,
     Items,
     OpenAlert,
     Project,
@@ -29,9 +30,10 @@ from rankscope.server.api.models import (
 )
 from rankscope.server.api.problems import Problem
 from rankscope.server.api.verdict import summary
-from rankscope.server.storage.database.engine import reading
+from rankscope.server.storage.access import audit
+from rankscope.server.storage.database.engine import reading, writing
 from rankscope.server.storage.ingest import agents, attempts
-from rankscope.server.storage.judgement import alerts
+from rankscope.server.storage.judgement import alerts, baselines
 from rankscope.server.storage.judgement.alerts import Findings
 from rankscope.server.storage.maintenance import pruning
 from rankscope.server.storage.reading import runs, series
@@ -50,6 +52,9 @@ def list_runs(
     page: Paging,
     project: str | None = None,
     state: RunState | None = None,
+    baseline: Annotated[
+        bool | None, Query(description="those that others of their project are compared with")
+    ] = None,
     q: Annotated[str | None, Query(description="text that id or project contains")] = None,
     order: Annotated[
         Literal["newest", "attention"],
@@ -76,6 +81,7 @@ def list_runs(
             after=page.after,
             project=project,
             state=state,
+            baseline=baseline,
             search=q,
             attention=order == "attention",
             column=column,
@@ -174,6 +180,27 @@ def delete_run(engine: Database, run: RunId, by: By) -> None:
     )
 
 
+@router.put("/runs/{run}/baseline", status_code=204)
+def mark_baseline(engine: Database, run: RunId, by: By) -> None:
+    """Makes a run one that others of its project are compared with, whatever its verdict."""
+    _say_baseline(engine, run, by, "marked")
+
+
+@router.delete("/runs/{run}/baseline", status_code=204)
+def unmark_baseline(engine: Database, run: RunId, by: By) -> None:
+    """Makes a run none of the baselines of its project, though it may have passed."""
+    _say_baseline(engine, run, by, "unmarked")
+
+
+def _say_baseline(engine: Engine, run: str, by: audit.Actor, said: Baseline) -> None:
+    with writing(engine) as connection:
+        row = known_run(connection, run)
+        baselines.say(connection, run=row.key, baseline=said)
+        details = {"project": row.project, "before": row.baseline}
+        act: audit.Act = "baseline.mark" if said == "marked" else "baseline.unmark"
+        audit.record(connection, by, act, run, details)
+
+
 def summaries(connection: Connection, rows: Sequence[Any]) -> list[Run]:
     """Runs as lists show them, of their rows."""
     keys = {row.key: row.id for row in rows}
@@ -192,6 +219,7 @@ def summaries(connection: Connection, rows: Sequence[Any]) -> list[Run]:
             last_step=row.last_step,
             config=row.config,
             verdict=summary(row, found[row.key]),
+            baseline=row.baseline,
             open_alerts=sum(a.state == "open" and a.parent is None for a in found[row.key].alerts),
             worst_alert=_worst(found[row.key], silenced=False),
             silenced_alert=_worst(found[row.key], silenced=True),

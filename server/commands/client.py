@@ -77,6 +77,15 @@ class Server:
         with self._refusals():
             return self.http.json("POST", f"{API}/ingest", body=body, timeout=60.0)
 
+    def change(self, method: str, path: str) -> None:
+        """Has a route change something; the token needs the scope `admin`.
+
+        Raises:
+            Refused: as `get`.
+        """
+        with self._refusals():
+            self.http.json(method, f"{API}{path}")
+
     def items(self, path: str, query: Query | None = None) -> list[Any]:
         """All items of a list, page by page.
 

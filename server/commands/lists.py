@@ -19,6 +19,9 @@ def runs(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--state", choices=("running", "finished", "failed", "lost"), help="in this state alone"
     )
+    parser.add_argument(
+        "--baseline", action="store_true", help="those that others are compared with alone"
+    )
     options = parser.parse_args(argv)
 
     def show(answer: Any) -> None:
@@ -42,6 +45,8 @@ def runs(argv: Sequence[str]) -> int:
         _mention_more(answer)
 
     query = {"project": options.project, "state": options.state, "limit": "100"}
+    if options.baseline:
+        query["baseline"] = "true"
     return _read(options, "/runs", query, show)
 
 

@@ -65,6 +65,7 @@ REGISTRY: Mapping[str, str] = {
     "update.reverted": "update.reverted:UpdateReverted",
     "clipping.saturated": "gradient.clipping:ClippingSaturated",
     "amp.scale_collapse": "gradient.scale:ScaleCollapse",
+    "checkpoint.mismatch": "checkpoint:CheckpointMismatch",
     "compression.error": "compression.error:CompressionError",
     "lr.too_high": "rate.high:RateTooHigh",
     "lr.too_low": "rate.low:RateTooLow",

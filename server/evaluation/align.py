@@ -79,6 +79,7 @@ _AT_ONCE = (
     "failed",
     "stalled",
     "unstepped",
+    "checkpoint",
     "parameters.moved",
     "amp.skipping",
     "gradient.skipped",

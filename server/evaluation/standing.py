@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 
 from rankscope.server.alerts.verdict import Verdict, counted, judge
 from rankscope.server.storage.database.engine import reading, writing
-from rankscope.server.storage.judgement import standing
+from rankscope.server.storage.judgement import baselines, standing
 from rankscope.server.storage.judgement.alerts import Findings, findings
 
 _logger = logging.getLogger(__name__)
@@ -43,12 +43,19 @@ def verdict_of(state: str, row: Any, found: Findings, **options: Any) -> Verdict
 
 
 def _keep(engine: Engine, key: int, now: float) -> None:
+    project = ""
     with writing(engine) as connection:
         # Another server may have been here first.
         if (row := standing.locked(connection, run=key, now=now)) is not None:
             found = findings(connection, runs={key: row.id}, now=now)[key]
             verdict = verdict_of(row.state, row, found).verdict
             standing.keep(connection, run=key, verdict=verdict, now=now)
+            if baselines.learn(connection, row, verdict=verdict):
+                project = row.project
+    if project:
+        # Apart: no other run is changed while this one is locked.
+        with writing(engine) as connection:
+            baselines.trim(connection, project=project)
 
 
 def keep_due(engine: Engine, now: float) -> bool:

@@ -55,7 +55,8 @@ def with_baseline(server: Answers, report: Report, options: argparse.Namespace) 
         names = _of_project(server, project, run)
         if not names:
             return not_compared(
-                report, f"project {project!r} has no finished run that passed, but for this one"
+                report,
+                f"project {project!r} has no baseline but for this run",
             )
     others = [_Run.of(server, name) for name in names]
     machine, alike = _machine(run, others)
@@ -215,20 +216,17 @@ def _largest(series: Sequence[tuple[Any, Any]]) -> Course:
 
 
 def _of_project(server: Answers, project: str, run: _Run) -> list[str]:
-    """The newest finished runs of a project that passed, without this one.
+    """The baselines of a project, without this one: those marked by hand, then the newest passed.
 
     Of jobs that train further models, each in a run of its own (`RUN.2`), those of the same one.
     """
-    found = []
+    found: dict[str, list[str]] = {"marked": [], "passed": []}
     number = _model(run.about)
-    for about in _finished(server, project):
-        if about["verdict"] != "pass" or about["id"] == run.about["id"]:
-            continue
-        if _model(about) == number:
-            found.append(str(about["id"]))
-        if len(found) == _NEWEST:
-            break
-    return found
+    for about in _baselines(server, project):
+        is_other = about["id"] != run.about["id"] and about["state"] != "running"
+        if is_other and _model(about) == number:
+            found[about["baseline"]].append(str(about["id"]))
+    return [*found["marked"], *found["passed"]][:_NEWEST]
 
 
 def _model(about: Mapping[str, Any]) -> str:
@@ -237,8 +235,8 @@ def _model(about: Mapping[str, Any]) -> str:
     return "" if first is None else str(about["id"]).removeprefix(str(first))
 
 
-def _finished(server: Answers, project: str) -> Iterator[Json]:
-    query = [("project", project), ("state", "finished"), ("limit", str(_PAGE))]
+def _baselines(server: Answers, project: str) -> Iterator[Json]:
+    query = [("project", project), ("baseline", "true"), ("limit", str(_PAGE))]
     cursor: str | None = None
     for _ in range(_LOOKED_THROUGH // _PAGE):
         page = server.get("/runs", [*query, *([("cursor", cursor)] if cursor else [])])

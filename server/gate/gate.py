@@ -182,8 +182,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="BASELINE",
         help="compare with earlier runs, too, and fail where this one trains worse: a run's id, "
         "several with commas between them (other seeds of the same training), or project:NAME, the "
-        "newest 20 finished runs of a project that passed; --kind and --ignore take the names of "
-        "these checks, regression.loss and so on",
+        "baselines of a project (`rankscope baseline`), 20 at most; --kind and --ignore take the "
+        "names of these checks, regression.loss and so on",
     )
     parser.add_argument(
         "--tolerance",

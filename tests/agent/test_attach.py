@@ -17,7 +17,8 @@ from torch.nn import functional
 from torch.optim import optimizer as optimizers
 
 from rankscope import agent
-from rankscope.agent.monitor import Monitor, NullMonitor
+from rankscope.agent.monitor import Monitor
+from rankscope.agent.null_monitor import NullMonitor
 from rankscope.agent.probes.gradients.applied import Gradients
 from tests.support.servers.collector import Collector
 from tests.support.watching import fix_plan

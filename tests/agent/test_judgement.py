@@ -1,5 +1,6 @@
 """`monitor.verdict()` and `monitor.on_alert(...)`: what the server finds reaches the trainer."""
 
+import contextlib
 import logging
 import threading
 import time
@@ -93,6 +94,34 @@ def test_a_server_that_is_away_is_said_once_and_waited_for_by_nobody(caplog):
             )
             assert monitor.verdict() is None
     assert len(said) == 1
+
+
+def test_many_monitors_ask_in_one_thread_which_ends_with_the_last():
+    def threads():
+        return [t for t in threading.enumerate() if t.name == "rankscope-judgement"]
+
+    with contextlib.ExitStack() as monitors:
+        for number in range(8):
+            server = f"http://127.0.0.1:{number + 1}"
+            monitor = agent.start(run=f"run{number}", server=server, spool=None)
+            monitors.enter_context(monitor).on_alert(lambda alert: None)
+        assert len(threads()) == 1
+    assert eventually(lambda: not threads(), timeout_s=60)
+
+
+@pytest.mark.e2e
+def test_a_second_monitor_hears_of_its_own_run_alone(service):
+    heard = {"sick": [], "well": []}
+    with (
+        agent.start(run="well", server=service.url) as well,
+        agent.start(run="second", server=service.url) as sick,
+    ):
+        well.on_alert(heard["well"].append)
+        sick.on_alert(heard["sick"].append)
+        broken(sick, lambda: heard["sick"])
+        well.step(loss=1.0)
+    assert {alert["run"] for alert in heard["sick"]} == {"second"}
+    assert heard["well"] == []
 
 
 def test_nobody_who_does_not_ask_has_a_thread_for_it(service):

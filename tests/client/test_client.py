@@ -92,6 +92,7 @@ def call_everything(client, app):
     found = list(client.run_alerts("otter", consequences=True, beside=True, **some))
     alert = client.alert(found[0].id)
     assert isinstance(alert, AlertDetail)
+    assert client.alert_context(alert.id).console == []
     known = client.acknowledge(alert.id, name="Ada", reason="seen", until=later)
     assert known.acknowledgement.until == later
     assert client.take_back_acknowledgement(alert.id).acknowledgement is None
@@ -127,6 +128,9 @@ def call_everything(client, app):
     assert client.is_alive()
     assert client.is_ready()
     assert "rankscope_batches_total" in client.server_metrics()
+    client.baseline("otter")
+    assert [run.id for run in client.runs(baseline=True)] == ["otter"]
+    client.baseline("otter", marked=False)
     client.delete_run("gone")
 
 

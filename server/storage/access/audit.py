@@ -22,6 +22,8 @@ Act = Literal[
     "target.add",
     "target.remove",
     "run.delete",
+    "baseline.mark",
+    "baseline.unmark",
     "project.detectors",
     "silence.create",
     "silence.end",

@@ -34,6 +34,7 @@ _FORGET_SECONDS = 24 * 3600.0
 _EVENTS = (
     "amp.skipping",
     "buffers.nonfinite",
+    "checkpoint",
     "failed",
     "gradient.skipped",
     "layers.frozen",

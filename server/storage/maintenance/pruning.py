@@ -139,9 +139,15 @@ def _old(connection: Connection, seconds: float) -> Select[tuple[int, str, str, 
     r = schema.run
     return (
         select(r.c.key, r.c.id, r.c.project, r.c.last_seen_at, r.c.state)
-        .where(_unheard_of(connection, seconds))
+        .where(_unheard_of(connection, seconds), _unmarked())
         .order_by(r.c.last_seen_at)
     )
+
+
+def _unmarked() -> ColumnElement[bool]:
+    """Somebody has marked the others as baselines: these are deleted by hand alone."""
+    kept: ColumnElement[bool] = schema.run.c.baseline.is_distinct_from("marked")
+    return kept
 
 
 def _unheard_of(connection: Connection, seconds: float) -> ColumnElement[bool]:

@@ -85,13 +85,13 @@ def _beyond(engine: Engine, project: str, most: int, sizes: Sizes) -> list[Surpl
     found = []
     with reading(engine) as connection:
         rows = connection.execute(
-            select(r.key, r.id, r.arrivals, r.state)
+            select(r.key, r.id, r.arrivals, r.state, r.baseline)
             .where(r.project == project)
             .order_by(r.last_seen_at.desc(), r.key.desc())
         ).all()
         for row in rows:
             held += sizes.of(connection, row.key, row.arrivals)
-            if held > most and row.state != "running":
+            if held > most and row.state != "running" and row.baseline != "marked":
                 found.append(Surplus(row.key, row.id, project, None))
     return found[::-1]
 

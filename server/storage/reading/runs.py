@@ -7,12 +7,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, and_, case, false, func, not_, or_, select, tuple_
 
 from rankscope.agent.wire import SEVERITIES
 from rankscope.server.storage import schema
 from rankscope.server.storage.access.visibility import of_visible, visible
 from rankscope.server.storage.ingest.run_names import run_key
+from rankscope.server.storage.judgement.baselines import TAKEN
 
 # What runs can be sorted by.
 RunColumn = Literal[
@@ -40,6 +41,7 @@ def list_runs(
     after: tuple[Place, int] | None = None,
     project: str | None = None,
     state: str | None = None,
+    baseline: bool | None = None,
     search: str | None = None,
     attention: bool = False,
     column: RunColumn | None = None,
@@ -50,6 +52,7 @@ def list_runs(
     Args:
         after: what the page before ended with: (place, key).
         attention: running ones first, then those that failed or were lost, each newest first.
+        baseline: those that are baselines of their projects alone, or those that are not.
         search: text that id or project contains.
         column: what they are sorted by instead; of `alerts`, those with the gravest open ones
             first, of equally grave ones those with most; of `verdict`, those that fail; of `loss`,
@@ -71,6 +74,9 @@ def list_runs(
         query = query.where(r.c.project == project)
     if state is not None:
         query = query.where(r.c.state == state)
+    if baseline is not None:
+        taken = func.coalesce(r.c.baseline.in_(TAKEN), false())
+        query = query.where(taken if baseline else not_(taken))
     if search:
         query = query.where(
             or_(
@@ -94,6 +100,9 @@ _AHEAD = 1e12
 
 # Newest runs that a mistyped id is compared with, some 10 ms of it, and ids that are suggested.
 _REMEMBERED, _SIMILAR = 2_000, 3
+
+# Events that are long, and shown where an alert is.
+SURROUNDINGS = ("console", "git.diff")
 
 # Beyond all losses: that of a run without any.
 _NO_LOSS = sys.float_info.max
@@ -199,11 +208,39 @@ def ranks_seen(connection: Connection, *, runs: Sequence[int]) -> Mapping[int, S
     return seen
 
 
+def consoles(connection: Connection, *, run: int, step: int) -> list[Any]:
+    """Of each rank, the reports of its last printed lines before a step and from it on.
+
+    Those nearest to it, at most two a rank, in the order of ranks and steps.
+    """
+    e = schema.event.c
+    nearest: dict[tuple[int, bool], Any] = {}
+    rows = connection.execute(
+        select(e.rank, e.step, e.at, e.data)
+        .where(e.run == run, e.kind == "console")
+        .order_by(e.rank, func.abs(e.step - step), e.at.desc(), e.n.desc())
+    )
+    for row in rows:
+        nearest.setdefault((row.rank, row.step >= step), row)
+    return [row for _, row in sorted(nearest.items())]
+
+
+def git_diff(connection: Connection, *, run: int) -> dict[str, Any] | None:
+    """What the working tree had beyond its commit when the run last began; None: nobody said."""
+    e = schema.event.c
+    newest = select(e.data).where(e.run == run, e.kind == "git.diff").order_by(e.arrival.desc())
+    found: dict[str, Any] | None = connection.scalar(newest.limit(1))
+    return found
+
+
 def list_events(connection: Connection, *, run: int, limit: int = 200) -> list[dict[str, Any]]:
-    """The newest events of a run, newest first."""
+    """The newest events of a run, newest first, without what stands beside alerts alone."""
     e = schema.event
     rows = connection.execute(
-        select(e).where(e.c.run == run).order_by(e.c.arrival.desc(), e.c.n.desc()).limit(limit)
+        select(e)
+        .where(e.c.run == run, e.c.kind.not_in(SURROUNDINGS))
+        .order_by(e.c.arrival.desc(), e.c.n.desc())
+        .limit(limit)
     )
     return [
         {"rank": r.rank, "step": r.step, "at": r.at, "kind": r.kind, "text": r.text, "data": r.data}

@@ -49,6 +49,9 @@ run = Table(
     # none.
     Column("verdict", String(16), nullable=True),
     Column("loss", Float, nullable=True),
+    # Whether others of the project are compared with it: `passed` (the server says so), `marked` or
+    # `unmarked` (a person does); NULL: not.
+    Column("baseline", String(16), nullable=True),
     # When that is to be judged again (seconds since 1970); NULL: not before something changes.
     Column("judge_at", Float, nullable=True, server_default="0"),
     # Newest runs first, of all projects and of one.
@@ -75,6 +78,15 @@ Index(
     run.c.judge_at,
     sqlite_where=run.c.judge_at.is_not(None),
     postgresql_where=run.c.judge_at.is_not(None),
+)
+# And which are baselines of a project: some of many.
+Index(
+    "ix_run_baseline",
+    run.c.project,
+    run.c.started_at,
+    run.c.key,
+    sqlite_where=run.c.baseline.is_not(None),
+    postgresql_where=run.c.baseline.is_not(None),
 )
 
 # One process of one rank. A rank that restarts gets another attempt.

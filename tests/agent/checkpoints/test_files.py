@@ -12,9 +12,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
-from rankscope.agent.checkpoints import opening, source
+from rankscope.agent.checkpoints import opening
 from rankscope.agent.checkpoints.command import main
 from rankscope.agent.fingerprint import FingerprintPlan
+from rankscope.agent.model import state_names
 
 
 def differences(found):
@@ -369,7 +370,7 @@ def test_arrays_of_numpy_and_empty_containers(saved, verify):
 
 
 def test_lists_that_double_the_values_at_each_level_end(saved, verify, monkeypatch):
-    monkeypatch.setattr(source, "_MOST_SHARED", 2000)
+    monkeypatch.setattr(state_names, "_MOST_SHARED", 2000)
     value = [1, 2]
     for _ in range(40):
         value = [value, value]

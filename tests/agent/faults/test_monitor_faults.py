@@ -14,7 +14,7 @@ from rankscope.agent.delivery import process_exit
 from rankscope.agent.delivery.records import Records
 from rankscope.agent.delivery.sender import Sender
 from rankscope.agent.guard import Guard, attempt
-from rankscope.agent.monitor import NullMonitor
+from rankscope.agent.null_monitor import NullMonitor
 from rankscope.agent.probes import Parameters
 from rankscope.agent.steps.readout import Readout
 from tests.support import saboteur

@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from rankscope.agent.model.parts import part_of
-from rankscope.agent.monitor import NullMonitor
+from rankscope.agent.null_monitor import NullMonitor
 from rankscope.agent.steps.array_monitor import ArrayMonitor
 from rankscope.agent.steps.torch_monitor import TorchMonitor
 from rankscope.agent.wire import RANK_LOCAL

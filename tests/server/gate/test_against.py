@@ -10,9 +10,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from rankscope.client import Client
 from rankscope.server.gate.gate import gate
 from tests.support.jobs import seeds_job
-from tests.support.servers.service import Service
+from tests.support.servers.service import Service, eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -158,22 +159,33 @@ def test_every_format_says_what_became_worse(judged, form):
         assert "  failed too" not in printed
 
 
-def test_a_project_is_its_newest_runs_that_passed_without_this_one(judged, server):
+def test_a_project_is_its_baselines_without_this_one(judged, server):
+    def baselines():
+        listed = server.get("/runs", project="seeds", baseline="true")["items"]
+        return {run["id"]: run["baseline"] for run in listed}
+
+    # The server judges runs for its lists within seconds of their end.
+    eventually(lambda: {*GOOD, "good"} <= set(baselines()), timeout_s=60)
+    kept = baselines()
     _, report = judged("good", against="project:seeds")
     assert measures(report)["loss"]["state"] == "passed"
-    listed = server.get("/runs", project="seeds", state="finished")["items"]
-    passed = [run["id"] for run in listed if run["verdict"] == "pass"]
-    assert report["against"]["runs"] == [run for run in passed if run != "good"]
-    assert len(passed) > 1
+    assert report["against"]["runs"] == [run for run in kept if run != "good"]
     # It recorded no loss, so it has no verdict.
-    assert "timed" in {run["id"] for run in listed} - set(passed)
+    assert "timed" not in kept
+    # By hand: one that is taken away is not compared with, one that is marked comes first.
+    with Client(server.url) as client:
+        client.baseline("one", marked=False)
+        client.baseline("two")
+    _, report = judged("good", against="project:seeds")
+    assert report["against"]["runs"][0] == "two"
+    assert set(report["against"]["runs"]) == {*kept} - {"good", "one"}
 
 
 @pytest.mark.parametrize(
     ("against", "missing"),
     [
         ("one,nobody", "there is no run 'nobody'"),
-        ("project:nobody", "project 'nobody' has no finished run that passed, but for this one"),
+        ("project:nobody", "project 'nobody' has no baseline but for this run"),
         ("timed", "nothing that shows how well the run learns was compared"),
     ],
 )
