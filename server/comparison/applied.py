@@ -40,6 +40,7 @@ def applied(
     dtypes: Sequence[str] = (),
     compression: Compression = compressions.NONE,
     counts: Mapping[str, Float64] | None = None,
+    before: Float64 | None = None,
 ) -> Applied | None:
     """What each rank applied beside what went in; None where nothing shows it.
 
@@ -49,6 +50,7 @@ def applied(
         dtypes: of the tensors; those of 16 bits are known less exactly.
         compression: of what travels as an approximation nothing is said.
         counts: name -> float64 [R], tokens or samples of the ranks, as far as they are known.
+        before: float64 [T, K], the mean of what went in at the step before, where it is known.
     """
     finite = np.isfinite(local).all(axis=(0, 2)) & np.isfinite(came).all(axis=(0, 2))
     there = (local != 0).any(axis=2).any(axis=0)
@@ -87,6 +89,11 @@ def applied(
     _, factors, rest = most
     averaged = np.isfinite(factors)
     own = np.isfinite(_multiples(local, came, sizes, tolerance)[0]) & ~averaged & ~alike
+    stale = np.zeros_like(averaged)
+    if before is not None and before.shape == (len(table.names), came.shape[2]):
+        past = np.broadcast_to(before[shows], local.shape)
+        stale = np.isfinite(_multiples(past, came, sizes.mean(axis=0), tolerance)[0])
+        stale &= ~averaged & ~own & ~alike
     names = [table.names[i] for i in shows.tolist()]
     unreduced, changed = own.all(axis=0), (~averaged & ~own & ~alike).any(axis=0)
     return Applied(
@@ -99,6 +106,7 @@ def applied(
         changed=tuple(names[i] for i in np.flatnonzero(changed)[:_MAX_TENSORS]),
         rest=tuple(rest.tolist()),
         received=tuple(_has_received(local, of_rank, i) for i, of_rank in enumerate(came)),
+        stale=tuple(stale.sum(axis=1).tolist()),
     )
 
 

@@ -34,6 +34,13 @@ from rankscope.server.window import (
 _MOST_KEPT = 250_000
 
 
+class _Mean(NamedTuple):
+    """What went into a reduction of which the ranks did not hold one result, float64 [T, K]."""
+
+    step: int
+    mean: Float64
+
+
 class _Stacked(NamedTuple):
     """Sketches of several ranks.
 
@@ -75,6 +82,7 @@ class LocalGradients:
         self._replicas = replicas
         # What the last reduction examined came to, for each replica class.
         self._sums: dict[tuple[int, ...], Sums] = {}
+        self._apart: dict[tuple[int, ...], _Mean] = {}
 
     def observe(
         self,
@@ -154,15 +162,18 @@ class LocalGradients:
             for name, known in counts.items()
         }
         digests = np.stack([reduced[rank].digests for rank in taken])
+        past = self._sums.get(taken)
         if not bool((digests == digests[0]).all()):
+            known = (past, self._apart.get(taken))
+            before = next((m.mean for m in known if m is not None and m.step == step - 1), None)
+            self._apart[taken] = _Mean(step, sketches.mean(axis=0))
             return Reduction(
                 step=step,
                 ranks=members,
                 tensor_count=len(digests[0]),
                 agreed=False,
-                applied=_applied(stacked, reduced, compression, counted),
+                applied=_applied(stacked, reduced, compression, counted, before),
             )
-        past = self._sums.get(taken)
         made = conservation.balance(
             step,
             members,
@@ -199,8 +210,9 @@ def _applied(
     reduced: Mapping[int, wire.Fingerprint],
     compression: Compression,
     counts: Mapping[str, Float64],
+    before: Float64 | None,
 ) -> Applied | None:
-    """What each rank applied, where they do not agree."""
+    """What each rank applied, where they do not agree; `before`: the mean of the step before."""
     shape = stacked.sketches[0].shape
     came = [
         made.sketches
@@ -216,4 +228,5 @@ def _applied(
         dtypes=stacked.table.dtypes,
         compression=compression,
         counts=counts,
+        before=before,
     )

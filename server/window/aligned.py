@@ -161,6 +161,7 @@ class Applied:
         changed: those of which some rank applied neither, the first ones.
         rest: by rank, norm of what it applied beside a multiple of the mean, over that multiple's.
         received: by rank, whether the other ranks' gradients are in what it applied.
+        stale: by rank, in how many it applied a multiple of the mean of the step before.
     """
 
     tensors: int
@@ -172,6 +173,7 @@ class Applied:
     changed: tuple[str, ...] = ()
     rest: tuple[float, ...] = ()
     received: tuple[bool, ...] = ()
+    stale: tuple[int, ...] = ()
 
     @property
     def exchanged(self) -> bool:

@@ -95,6 +95,16 @@ def _suspects(at: str, applied: Applied, members: tuple[int, ...]) -> tuple[str,
             "handles and streams that are not waited for, copies that are written back, conditions "
             "on the rank.",
         )
+    stale = applied.stale or (0,) * len(applied.averaged)
+    if rest and all(stale[i] + applied.averaged[i] == whole for i in odd):
+        return (
+            f"{at} {who} applied the mean of the step before, where the other ranks applied that "
+            f"of this one: {who} {agree(len(odd), 'reads')} a buffer before it is filled again, "
+            f"{agree(len(odd), 'keeps')} what was reduced for one step too long, or "
+            f"{agree(len(odd), 'steps')} without waiting for the reduction.",
+            f"Look at what {who} {agree(len(odd), 'copies')} back after the reduction, and when: "
+            "handles and streams that are not waited for, buffers that two steps share.",
+        )
     if any(applied.own[i] for i in odd):
         return None
     where = ""

@@ -83,3 +83,17 @@ def test_nothing_is_said_of_single_numbers_and_of_zeros():
     scalars = type(scalars)(scalars.names, ((1,),) * TENSORS, scalars.tables)
     assert applied(sketched(local), sketched(local), scalars) is None
     assert found(0 * local, 0 * local) is None
+
+
+def test_a_rank_that_applies_the_mean_of_the_step_before():
+    local = gradients(RANKS)
+    before = np.ascontiguousarray(local[:, :, ::-1])  # other ones of the same sizes
+    came = reduced(local)
+    came[1] = before.mean(axis=0)
+    known = sketched(before).mean(axis=0)
+    types = ("float32",) * TENSORS
+    made = applied(sketched(local), sketched(came), table(TENSORS), dtypes=types, before=known)
+    assert made.stale == (0, TENSORS, 0)
+    assert made.averaged == (TENSORS, 0, TENSORS)
+    said = applied(sketched(local), sketched(came), table(TENSORS), dtypes=types)
+    assert said.stale == (0, 0, 0)
