@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,7 +49,9 @@ def attach(
 
     Args:
         model: the module that is called in training, wrapped or not.
-        optimizer: a `torch.optim.Optimizer`, or a wrapper around one with `param_groups`.
+        optimizer: a `torch.optim.Optimizer`, or a wrapper around one with `param_groups`. Of a list
+            of them the one that holds most of the model, the first of equals: its steps are the
+            steps of the run, and those of the others are seen, as they are without.
         step: number of optimizer steps taken before; read off the optimizer's state if not given.
         config: facts that a person wants to see beside the run; JSON-able. `profile` says what the
             loss is, where it is none that has to fall: `adversarial`, `reinforcement`, `surrogate`
@@ -71,6 +73,8 @@ def attach(
         raise TypeError(
             f"attach(model, optimizer): model is a {type(model).__name__}, not a torch.nn.Module"
         )
+    if isinstance(optimizer, list | tuple):
+        optimizer = _main_of(model, optimizer)
     if not isinstance(getattr(optimizer, "param_groups", None), list):
         raise TypeError(
             f"attach(model, optimizer): optimizer is a {type(optimizer).__name__} without "
@@ -107,6 +111,19 @@ def attach(
         ) or NullMonitor(identity.run, identity.rank)
     _monitors[optimizer] = monitor
     return monitor
+
+
+def _main_of(model: torch.nn.Module, optimizers: Sequence[Any]) -> Any:
+    """The optimizer that holds most elements of a model; nothing is chosen among others."""
+    own = {id(p): p.numel() for p in model.parameters()}
+
+    def held(optimizer: Any) -> int:
+        groups = getattr(optimizer, "param_groups", None)
+        if not isinstance(groups, list):
+            return -1
+        return sum(own.get(id(p), 0) for group in groups for p in group["params"])
+
+    return max(optimizers, key=held, default=None)
 
 
 def _leave_to_parent() -> None:

@@ -236,6 +236,13 @@ def test_attach_twice_is_attach_once(attach):
     assert attach(model, optimizer) is attach(model, optimizer)
 
 
+def test_of_several_optimizers_the_one_that_holds_most_is_watched(attach):
+    model = net()
+    small = torch.optim.SGD([model[0].bias], lr=0.1)
+    most = torch.optim.Adam([p for p in model.parameters() if p is not model[0].bias])
+    assert attach(model, [small, most]) is attach(model, most)
+
+
 def test_after_close_torch_is_as_it_was_and_nothing_more_is_recorded(collector, attach):
     backward = torch.Tensor.backward
     model = net()
@@ -321,6 +328,8 @@ def test_the_public_names():
     [
         (object(), None, {}, TypeError, "torch.nn.Module"),
         (nn.Linear(1, 1), object(), {}, TypeError, "param_groups"),
+        (nn.Linear(1, 1), [], {}, TypeError, "param_groups"),
+        (nn.Linear(1, 1), [object()], {}, TypeError, "param_groups"),
         (nn.Linear(1, 1), "sgd", {"bogus": 1}, TypeError, "bogus"),
         (nn.Linear(1, 1), "sgd", {"mode": "sometimes"}, ValueError, "sometimes"),
         (nn.Linear(1, 1), "sgd", {"step": -1}, ValueError, "step"),
