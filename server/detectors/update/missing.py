@@ -32,6 +32,8 @@ from rankscope.server.window import Check, Window
 # Gradient norms that say how large they were at first.
 _FIRST = 32
 _FROZEN = "parameters.frozen"
+# Times that what was frozen has been trained again, after which another time says nothing.
+_SWITCHES = 2
 _UNSTEPPED, _MOVED = "unstepped", "parameters.moved"
 _DURATION = "step_seconds"
 _MAX_NAMES = 500
@@ -90,6 +92,7 @@ class MissingState:
             `never_since`; `moved` once one of them was not.
         carried: samples at which their gradients were not set to zero; -1 once they were.
         frozen: what was trained at first and is no longer.
+        switched: rank -> how often what was frozen there was trained again.
         unstepped: rank -> backward passes of a process that has not ended a step yet, or none since
             the last one, and those whose gradients were thrown away.
         moving: ranks whose parameters change although no step has ended.
@@ -115,6 +118,7 @@ class MissingState:
     begun: int = 0
     watch: Watch[Still] = field(default_factory=lambda: Watch(clear_after=16))
     frozen: Watch[Frozen] = field(default_factory=lambda: Watch(clear_after=0))
+    switched: dict[int, int] = field(default_factory=dict)
     unstepped: dict[int, Unstepped] = field(default_factory=dict)
     moving: set[int] = field(default_factory=set)
     longest: float = 0.0
@@ -390,12 +394,15 @@ class UpdateMissing(Detector[MissingState]):
             count_, names = int(event.data.get("count", 0)), event.data.get("names", ())
             known = state.frozen.open(event.step)
             if not count_:
+                state.switched[event.rank] = state.switched.get(event.rank, 0) + 1
                 if known is not None:
                     known.facts.by_rank.pop(event.rank, None)
                     if not known.facts.by_rank:
                         known.facts.by_rank[event.rank] = len(known.facts.names)
                         state.frozen.good(event.step)
                 continue
+            if state.switched.get(event.rank, 0) >= _SWITCHES:
+                continue  # to and fro, as the players of a game are: it is meant
             reported = tuple(str(n) for n in names)
             facts = state.frozen.bad(event.step, Frozen(reported, {})).facts
             facts.by_rank[event.rank] = count_
