@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +22,9 @@ from rankscope.server.window import Check, Window
 _STRIDE = 10
 # Of the learning rate to what it was 100 observations ago, from which on it is being warmed up.
 _RISING = 1.05
+# `eps` of an adaptive optimizer from which on it counts beside the roots of second moments: 1e-8 is
+# usual, 1e-4 is recommended for half precision.
+_LARGE_EPSILON = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,6 +399,13 @@ def _check(state: LowState, policy: LowPolicy) -> Check:
     )
 
 
+def _epsilon(window: Window) -> float:
+    """The largest `eps` of the optimizer's groups; 0 where it has none."""
+    groups = window.config.get("parameter_groups")
+    said = [g.get("eps") for g in groups or () if isinstance(g, Mapping)]
+    return max((float(e) for e in said if isinstance(e, int | float)), default=0.0)
+
+
 def _finding(episode: Episode[Slow], state: LowState, policy: LowPolicy, window: Window) -> Finding:
     facts = episode.facts
     evidence: dict[str, float] = {
@@ -451,11 +462,26 @@ def _finding(episode: Episode[Slow], state: LowState, policy: LowPolicy, window:
         if math.isfinite(facts.explained):
             evidence["explained_deviance"] = facts.explained
             cause += f" {percent(max(facts.explained, 0.0))} of the deviance is explained so far."
+        epsilon = _epsilon(window)
+        if epsilon >= _LARGE_EPSILON:
+            evidence["eps"] = epsilon
+            title = (
+                f"An eps of {number(epsilon)} keeps the steps small: {number(facts.update)} of the "
+                "parameters' size"
+            )
+            cause += (
+                f" The optimizer divides by the root of its second moment plus {number(epsilon)} "
+                "(`eps`), which is there to keep from dividing by 0 and is 1e-8 as a rule: where "
+                "gradients are smaller than that, steps shrink with them."
+            )
         remedy = (
-            f"Raise the learning rate tenfold at a time, up to {number(facts.rate * times)}, at "
-            f"which a step would change the parameters by {number(policy.usual_update)} of their "
-            "size. If the rate is meant to be so, look at the gradient: it may be divided once "
-            f"too often (by {if_several(window.world_size, 'ranks, ', before='')}micro-batches, "
+            f"Set `eps` to 1e-8 first. Then, if it stays: raise the learning rate tenfold at a "
+            f"time, up to {number(facts.rate * times)}."
+            if epsilon >= _LARGE_EPSILON
+            else f"Raise the learning rate tenfold at a time, up to {number(facts.rate * times)}, "
+            f"at which a step would change the parameters by {number(policy.usual_update)} of "
+            "their size. If the rate is meant to be so, look at the gradient: it may be divided "
+            f"once too often (by {if_several(window.world_size, 'ranks, ', before='')}micro-batches, "
             "or a mean over tokens)."
         )
     return episode.finding(

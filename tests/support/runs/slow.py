@@ -16,6 +16,7 @@ def slow(
     cosine: float | None = None,
     explained: float = 0.05,
     norm_left: float | None = None,
+    eps: float = 0.0,
     steps: int = 140,
 ) -> Trace:
     """Every step posts its update over the parameters.
@@ -25,6 +26,7 @@ def slow(
         falls: share of the loss that is gained until the end.
         cosine: of the gradients of consecutive samples; None where none is posted.
         explained: share of the deviance at the end, posted with it.
+        eps: of the optimizer; 0 where it has none.
         norm_left: gradient norm after some 50 steps, over that at first; None where none is posted.
     """
     random = np.random.default_rng(seed)
@@ -42,4 +44,5 @@ def slow(
     if norm_left is not None:
         norms = np.maximum(np.exp(-0.1 * np.arange(steps)), norm_left)
         series["grad_norm"] = norms * np.exp(0.1 * random.standard_normal(shape))
-    return Trace("slow", seed, np.arange(steps), series)
+    config = {"parameter_groups": [{"lr": 1e-6, "eps": eps}]} if eps else {}
+    return Trace("slow", seed, np.arange(steps), series, config=config)
