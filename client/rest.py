@@ -35,6 +35,7 @@ from rankscope.client.models import (
     Series,
     Severity,
     Silence,
+    Tags,
     Verdict,
 )
 from rankscope.client.questions import API, Questions, body_of, fields, given, path_of
@@ -108,6 +109,7 @@ class Client:
         project: str | None = None,
         state: RunState | None = None,
         q: str | None = None,
+        tags: Sequence[str] = (),
         order: Literal["newest", "attention"] = "newest",
         sort: str | None = None,
     ) -> Iterator[Run]:
@@ -117,11 +119,12 @@ class Client:
             project: of this project alone.
             state: in this state alone.
             q: text that id or project contains.
+            tags: those that have all of these.
             order: `attention`: running ones first, then those that failed or were lost.
             sort: a column instead, with `-` the largest first; an unknown one is a `Problem` that
                 says which there are.
         """
-        query = fields(project=project, state=state, q=q, order=order, sort=sort)
+        query = fields(project=project, state=state, q=q, tag=tags, order=order, sort=sort)
         return self._ask.items(Run, "/runs", query)
 
     def run(self, run: str) -> RunDetail:
@@ -137,6 +140,17 @@ class Client:
                 for again.
         """
         self._http.json("DELETE", API + path_of("runs", run), timeout=timeout)
+
+    def change_tags(self, run: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> Tags:
+        """Gives a run tags, words by which it is found again, and takes others off it.
+
+        Args:
+            run: its id.
+            add: up to 64 characters each, without commas.
+            remove: those that it does not have make no difference.
+        """
+        body = body_of({"add": list(add), "remove": list(remove)})
+        return self._ask.one(Tags, "PATCH", path_of("runs", run) + "/tags", body=body)
 
     def projects(self) -> Iterator[Project]:
         """Projects that have runs, by name."""

@@ -44,6 +44,7 @@ OPTION_TABLE = {
     "overhead": ("RANKSCOPE_OVERHEAD", 0.01),
     "allowance": ("RANKSCOPE_ALLOWANCE", 10),
     "tensorboard": ("RANKSCOPE_TENSORBOARD", None),
+    "tags": ("RANKSCOPE_TAGS", ()),
 }
 
 ROUTES = """
@@ -83,6 +84,7 @@ FURTHER_ROUTES = """
     GET /api/v1/notifications
     GET /api/v1/notifications/targets
     POST /api/v1/notifications/targets/{target}/test
+    PATCH /api/v1/runs/{run}/tags
 """.split("\n")[1:-1]
 
 QUERIES = {
@@ -102,7 +104,7 @@ ALERT_FIELDS = """id run kind severity state title ranks tensors first_step last
 
 COMMAND_NAMES = "serve demo gate runs alerts report sync import export db token".split()
 # What has come since.
-COMMAND_NAMES += "compare show watch doctor check verify mcp notify completion".split()
+COMMAND_NAMES += "compare show watch doctor check verify mcp notify completion tag".split()
 
 
 def test_kinds():
@@ -161,7 +163,8 @@ CLIENT_NAMES = """
     ClientError NotAllowed NotFound NotRankscope Problem TryLater Unreachable
 """.split()
 CLIENT_METHODS = """
-    acknowledge alert alerts audit change_project_detectors close compare data delete_run detectors
+    acknowledge alert alerts audit change_project_detectors change_tags close compare data
+    delete_run detectors
     distances divergence end_silence events fleet ingest is_alive is_ready metric_families metrics
     notification_targets notifications project_detectors projects run run_alerts run_detectors runs
     series server_metrics set_project_detectors silence silences take_back_acknowledgement

@@ -29,6 +29,7 @@ class AuditEntry:
         "target.add",
         "target.remove",
         "run.delete",
+        "run.tags",
         "project.detectors",
         "silence.create",
         "silence.end",

@@ -18,6 +18,7 @@ import { Overviews } from "./overviews.js";
 import { Plot, plotly } from "./plot.js";
 import { QueryState } from "./query.js";
 import { RankTable, isOrder } from "./ranks.js";
+import { tagLinks } from "./tags.js";
 
 const FACTS_MS = 1000;
 // New points alone: what they change is drawn more seldom still.
@@ -345,6 +346,7 @@ function tick() {
     $("facts"),
     fact("Run", el("span", {}, about.name || about.id)),
     fact("Project", about.project),
+    about.tags.length > 0 && fact("Tags", tagLinks(about.tags)),
     fact("State", stateBadge(about.state)),
     fact("Ranks", `${ranks.length} of ${about.world_size}`,
       ranks.length < about.world_size && el("span", { class: "stale" }, ` (${about.world_size - ranks.length} missing)`)),

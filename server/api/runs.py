@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 from fastapi import APIRouter, Depends, Query
 from sqlalchemy import Connection
 
-from rankscope.agent.wire import SEVERITIES
+from rankscope.agent.wire import SEVERITIES, tags
 from rankscope.server.alerts.lifecycle import severest
 from rankscope.server.api.deps import By, Database, Page, RunId, known_run, next_cursor, paging
 from rankscope.server.api.models import (
@@ -25,12 +25,15 @@ from rankscope.server.api.models import (
     RunDetail,
     RunState,
     Sampling,
+    TagChanges,
+    Tags,
     time_of,
 )
 from rankscope.server.api.problems import Problem
 from rankscope.server.api.verdict import summary
-from rankscope.server.storage.database.engine import reading
-from rankscope.server.storage.ingest import agents, attempts
+from rankscope.server.storage.access import audit
+from rankscope.server.storage.database.engine import reading, writing
+from rankscope.server.storage.ingest import agents, attempts, run_tags
 from rankscope.server.storage.judgement import alerts
 from rankscope.server.storage.judgement.alerts import Findings
 from rankscope.server.storage.maintenance import pruning
@@ -51,6 +54,10 @@ def list_runs(
     project: str | None = None,
     state: RunState | None = None,
     q: Annotated[str | None, Query(description="text that id or project contains")] = None,
+    tag: Annotated[
+        list[str] | None,
+        Query(description="a tag that they have; of several, all", max_length=tags.MOST),
+    ] = None,
     order: Annotated[
         Literal["newest", "attention"],
         Query(description="`attention`: running ones first, then those that failed or were lost"),
@@ -77,6 +84,7 @@ def list_runs(
             project=project,
             state=state,
             search=q,
+            tags=tag or (),
             attention=order == "attention",
             column=column,
             descending=sort is not None and sort.startswith("-"),
@@ -174,6 +182,29 @@ def delete_run(engine: Database, run: RunId, by: By) -> None:
     )
 
 
+@router.patch("/runs/{run}/tags")
+def change_tags(engine: Database, run: RunId, changes: TagChanges, by: By) -> Tags:
+    """Gives a run tags, words by which it is found again, and takes others off it.
+
+    The first ones are those that the job has named (option `tags` of the agent); a job that starts
+    again does not undo what was changed here.
+    """
+    for tag in changes.add:
+        if (problem := tags.problem_of(tag)) is not None:
+            raise Problem(422, f"add: the tag {tag!r} {problem}")
+    if both := sorted({*changes.add} & {*changes.remove}):
+        raise Problem(422, f"add, remove: {both[0]!r} is in both")
+    try:
+        with writing(engine) as connection:
+            key = known_run(connection, run).key
+            found = run_tags.change(connection, run=key, add=changes.add, remove=changes.remove)
+            details = {"add": sorted(changes.add), "remove": sorted(changes.remove)}
+            audit.record(connection, by, "run.tags", run, details)
+    except run_tags.TooMany as error:
+        raise Problem(422, f"add: {error}") from error
+    return Tags(tags=found)
+
+
 def summaries(connection: Connection, rows: Sequence[Any]) -> list[Run]:
     """Runs as lists show them, of their rows."""
     keys = {row.key: row.id for row in rows}
@@ -191,6 +222,7 @@ def summaries(connection: Connection, rows: Sequence[Any]) -> list[Run]:
             last_seen_at=time_of(row.last_seen_at),
             last_step=row.last_step,
             config=row.config,
+            tags=run_tags.unpacked(row.tags),
             verdict=summary(row, found[row.key]),
             open_alerts=sum(a.state == "open" and a.parent is None for a in found[row.key].alerts),
             worst_alert=_worst(found[row.key], silenced=False),

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from rankscope.agent import wire
 from rankscope.client.errors import NotRankscope, Problem, Unreachable
 from rankscope.client.http import Body, Http
-from rankscope.client.questions import API, Questions, fields
+from rankscope.client.questions import API, Questions, body_of, fields
 from rankscope.server.which_server import add_server
 
 OK, FAILED, USAGE, UNREACHABLE, UNKNOWN_RUN = 0, 1, 2, 3, 4
@@ -76,6 +76,16 @@ class Server:
         body = Body(wire.encode(batch), wire.CONTENT_TYPE)
         with self._refusals():
             return self.http.json("POST", f"{API}/ingest", body=body, timeout=60.0)
+
+    def change(self, path: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """What the server says to changes of something under `API`.
+
+        Raises:
+            Refused: as `get`.
+        """
+        body = body_of(changes)
+        with self._refusals():
+            return self.http.json("PATCH", API + path, body=body)
 
     def items(self, path: str, query: Query | None = None) -> list[Any]:
         """All items of a list, page by page.

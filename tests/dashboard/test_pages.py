@@ -165,6 +165,19 @@ def test_the_run_page_is_inert_to_a_hostile_name():
     assert "&lt;script&gt;" in answer.text
 
 
+def test_help_that_was_not_built_says_how_to_build_it(source, tmp_path):
+    app = FastAPI()
+    pages.install(app, source, site=tmp_path / "help")
+    with serve_app(app) as client:
+        answer = client.get("/help/", headers={"accept": "text/html"})
+        assert answer.status_code == 200
+        assert "<code>make docs</code>" in answer.text
+        assert "docs/tutorial.md" in answer.text
+        # Its link goes on leading here, by whichever way it is written.
+        assert client.get("/help", follow_redirects=True).text == answer.text
+        assert client.get("/help/kinds/loss.spike/").status_code == 404
+
+
 def test_an_unknown_run_is_explained_to_a_browser(client):
     answer = client.get("/runs/none", headers={"accept": "text/html,*/*"})
     assert answer.status_code == 404

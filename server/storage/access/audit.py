@@ -22,6 +22,7 @@ Act = Literal[
     "target.add",
     "target.remove",
     "run.delete",
+    "run.tags",
     "project.detectors",
     "silence.create",
     "silence.end",

@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select,
 from rankscope.agent.wire import SEVERITIES
 from rankscope.server.storage import schema
 from rankscope.server.storage.access.visibility import of_visible, visible
+from rankscope.server.storage.ingest import run_tags
 from rankscope.server.storage.ingest.run_names import run_key
 
 # What runs can be sorted by.
@@ -41,6 +42,7 @@ def list_runs(
     project: str | None = None,
     state: str | None = None,
     search: str | None = None,
+    tags: Sequence[str] = (),
     attention: bool = False,
     column: RunColumn | None = None,
     descending: bool = True,
@@ -51,6 +53,7 @@ def list_runs(
         after: what the page before ended with: (place, key).
         attention: running ones first, then those that failed or were lost, each newest first.
         search: text that id or project contains.
+        tags: those that have all of these.
         column: what they are sorted by instead; of `alerts`, those with the gravest open ones
             first, of equally grave ones those with most; of `verdict`, those that fail; of `loss`,
             those whose is not finite, and those without one always last.
@@ -78,6 +81,7 @@ def list_runs(
                 r.c.project.icontains(search, autoescape=True),
             )
         )
+    query = query.where(*(run_tags.has(tag) for tag in tags))
     if after is not None:
         here = tuple_(place, r.c.key)
         query = query.where(here < after if falls else here > after)

@@ -49,6 +49,9 @@ run = Table(
     # none.
     Column("verdict", String(16), nullable=True),
     Column("loss", Float, nullable=True),
+    # Words by which people find it again, by name, each between two line breaks, so that one is
+    # found by a search for it with both; NULL until the job or a person has named any.
+    Column("tags", Text, nullable=True),
     # When that is to be judged again (seconds since 1970); NULL: not before something changes.
     Column("judge_at", Float, nullable=True, server_default="0"),
     # Newest runs first, of all projects and of one.
