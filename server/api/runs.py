@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 from fastapi import APIRouter, Depends, Query
 from sqlalchemy import Connection
 
-from rankscope.agent.wire import SEVERITIES, tags
+from rankscope.agent import wire
 from rankscope.server.alerts.lifecycle import severest
 from rankscope.server.api.deps import By, Database, Page, RunId, known_run, next_cursor, paging
 from rankscope.server.api.models import (
@@ -56,7 +56,7 @@ def list_runs(
     q: Annotated[str | None, Query(description="text that id or project contains")] = None,
     tag: Annotated[
         list[str] | None,
-        Query(description="a tag that they have; of several, all", max_length=tags.MOST),
+        Query(description="a tag that they have; of several, all", max_length=wire.tags.MOST),
     ] = None,
     order: Annotated[
         Literal["newest", "attention"],
@@ -190,7 +190,7 @@ def change_tags(engine: Database, run: RunId, changes: TagChanges, by: By) -> Ta
     again does not undo what was changed here.
     """
     for tag in changes.add:
-        if (problem := tags.problem_of(tag)) is not None:
+        if (problem := wire.tags.problem_of(tag)) is not None:
             raise Problem(422, f"add: the tag {tag!r} {problem}")
     if both := sorted({*changes.add} & {*changes.remove}):
         raise Problem(422, f"add, remove: {both[0]!r} is in both")
@@ -247,7 +247,7 @@ def _worst(found: Findings, *, silenced: bool) -> OpenAlert | None:
         a.id: severest(a.severity, *(below[c] for c in a.consequences if c in below))
         for a in reported
     }
-    worst = max(reported, key=lambda a: (SEVERITIES.index(shown[a.id]), -a.first_step))
+    worst = max(reported, key=lambda a: (wire.SEVERITIES.index(shown[a.id]), -a.first_step))
     return OpenAlert.model_validate(
         {"id": worst.id, "kind": worst.kind, "severity": shown[worst.id], "title": worst.title}
     )

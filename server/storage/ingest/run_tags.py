@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 from sqlalchemy import ColumnElement, Connection, select, update
 
-from rankscope.agent.wire import tags
+from rankscope.agent import wire
 from rankscope.server.storage import schema
 
 
@@ -45,7 +45,7 @@ def change(
     r = schema.run.c
     have = connection.scalar(select(r.tags).where(r.key == run).with_for_update())
     found = {*unpacked(have), *add} - {*remove}
-    if len(found) > tags.MOST:
-        raise TooMany(f"a run has at most {tags.MOST} tags; these would be {len(found)}")
+    if len(found) > wire.tags.MOST:
+        raise TooMany(f"a run has at most {wire.tags.MOST} tags; these would be {len(found)}")
     connection.execute(update(schema.run).where(r.key == run).values(tags=packed(found)))
     return sorted(found)
