@@ -21,6 +21,7 @@ from rankscope.dashboard.figures import (
     rank_curves,
     rank_heatmap,
     reduced,
+    scaling_efficiency,
     time_by_rank,
     time_shares,
 )
@@ -99,6 +100,13 @@ def _by_rank(router: APIRouter, source: Source) -> None:
             figure.layout.xaxis.range = list(span)
         return assets.figure_response(request, figure)
 
+    @router.get("/scaling.json")
+    def scaling(request: Request, run: str, theme: Theme = "light") -> Response:
+        known(source, run)
+        found = source.scaling(run)
+        figure = scaling_efficiency(found, theme=THEMES[theme]) if found else _nothing()
+        return assets.figure_response(request, figure)
+
 
 def _of_noise(router: APIRouter, source: Source) -> None:
     @router.get("/noise.json")
@@ -107,7 +115,7 @@ def _of_noise(router: APIRouter, source: Source) -> None:
         found = source.noise(run, from_step=view.from_step, to_step=view.to_step)
         if found is None:
             # No error: it takes norms that few runs lack, and steps that all lack at first.
-            return assets.figure_response(request, go.Figure(layout={"meta": {"nothing": True}}))
+            return assets.figure_response(request, _nothing())
         figure = gradient_noise(
             found.steps,
             found.scale,
@@ -257,6 +265,11 @@ def _by_layer_and_alert(router: APIRouter, source: Source) -> None:
         figure.layout.meta = {**figure.layout.meta, "shows": choice.metric}
         tails.outline_later(figure)
         return assets.figure_response(request, figure)
+
+
+def _nothing() -> go.Figure:
+    """What a panel that is there for some runs only hides itself by."""
+    return go.Figure(layout={"meta": {"nothing": True}})
 
 
 def _few_ticks(axis: Any, ranks: Sequence[int]) -> dict[str, Any]:

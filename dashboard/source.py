@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rankscope.dashboard.figures import Curve, Mark
+from rankscope.dashboard.figures import Curve, Mark, Scaled
 from rankscope.dashboard.figures.arrays import Bool, Float64, Int64
 
 
@@ -176,6 +176,9 @@ class Source(Protocol):
         self, run: str, *, from_step: int | None, to_step: int | None
     ) -> GradientNoise | None:
         """The gradient noise scale; None where what is recorded does not suffice."""
+
+    def scaling(self, run: str) -> Sequence[Scaled]:
+        """The run beside runs of the same training with fewer ranks; empty without any."""
 
     def metrics(self, run: str) -> Sequence[str]:
         """Names of the run's series, without those of single tensors."""

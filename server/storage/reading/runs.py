@@ -99,6 +99,9 @@ _AHEAD = 1e12
 # Newest runs that a mistyped id is compared with, some 10 ms of it, and ids that are suggested.
 _REMEMBERED, _SIMILAR = 2_000, 3
 
+# Newest runs of a project among which those with fewer ranks are looked for.
+_SEARCHED = 200
+
 # Beyond all losses: that of a run without any.
 _NO_LOSS = sys.float_info.max
 
@@ -185,6 +188,22 @@ def list_beside(connection: Connection, row: Any) -> list[Any]:
         for r in found
         if r.project == row.project and r.config.get("first_run") == row.id and r.start == row.start
     ]
+
+
+def list_smaller(connection: Connection, row: Any) -> Sequence[Any]:
+    """Newest rows of a run's project that have fewer ranks than it, newest first."""
+    r = schema.run
+    newest = (
+        select(r.c.key, r.c.id, r.c.world_size, r.c.config, r.c.started_at)
+        .where(r.c.project == row.project, of_visible(r.c.project))
+        .order_by(r.c.started_at.desc(), r.c.key.desc())
+        .limit(_SEARCHED)
+        .subquery()
+    )
+    query = select(newest).where(newest.c.world_size < row.world_size)
+    return connection.execute(
+        query.order_by(newest.c.started_at.desc(), newest.c.key.desc())
+    ).all()
 
 
 def ranks_seen(connection: Connection, *, runs: Sequence[int]) -> Mapping[int, Sequence[int]]:
