@@ -25,6 +25,7 @@ from rankscope.dashboard.figures import (
     time_by_rank,
     time_shares,
 )
+from rankscope.dashboard.figures.text import inert
 from rankscope.dashboard.figures.times import SERIES
 from rankscope.dashboard.parameters import Theme, View, Viewed, known
 from rankscope.dashboard.source import DataRead, LayerValues, Selection, Source
@@ -34,6 +35,8 @@ _MOST_TICKS = 6
 _AROUND = 20
 # Of its lines: a point every other pixel of the narrow chart that it is.
 _ALERT_POINTS = 200
+# Characters of the name of a tensor over a chart that is as wide as a phone.
+_LONGEST_TITLE = 48
 
 
 def router_of(source: Source) -> APIRouter:
@@ -214,7 +217,13 @@ def _by_layer_and_alert(router: APIRouter, source: Source) -> None:
         about = source.alert(run, alert)
         if about is None:
             raise HTTPException(404, f"No alert {alert!r} in this run.")
-        choice = alert_chart.choose(about.kind, about.evidence, frozenset(source.metrics(run)))
+        choice = alert_chart.choose(
+            about.kind,
+            about.evidence,
+            frozenset(source.metrics(run)),
+            tensor=about.tensor,
+            of_tensor=about.of_tensor,
+        )
         room = max(_AROUND, about.last_step - about.first_step) // 2
         first, last = max(0, about.first_step - room), about.last_step + room
         marks = [mark for mark in source.marks(run) if mark.id == alert]
@@ -262,6 +271,10 @@ def _by_layer_and_alert(router: APIRouter, source: Source) -> None:
             color_ranks=everyone,
             legend=False,
         )
+        if choice.tensor:
+            # The axis has room for the name of the metric alone.
+            title = {"text": inert(choice.tensor, _LONGEST_TITLE), "x": 0, "xref": "paper"}
+            figure.update_layout(title={**title, "font": {"size": 12}}, margin={"t": 28})
         figure.layout.meta = {**figure.layout.meta, "shows": choice.metric}
         tails.outline_later(figure)
         return assets.figure_response(request, figure)

@@ -118,7 +118,12 @@ class GradientNoise:
 
 @dataclass(frozen=True, slots=True)
 class AlertFacts:
-    """What the chart of an alert needs to know of it."""
+    """What the chart of an alert needs to know of it.
+
+    Attributes:
+        tensor: the first that it names; empty where it names none.
+        of_tensor: names of the metrics that the run has of that tensor.
+    """
 
     kind: str
     stage: str
@@ -126,6 +131,8 @@ class AlertFacts:
     first_step: int
     last_step: int
     evidence: Mapping[str, Any]
+    tensor: str = ""
+    of_tensor: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -213,7 +213,9 @@ class DatabaseSource:
             found = alerts.get_alert(connection, alert)
             if found is None or found[0] != _key(connection, run):
                 return None
-        about = found[1]
+            key, about = found
+            tensor = about.tensors[0] if about.tensors else ""
+            families = layers.list_families(connection, run=key) if tensor else []
         return AlertFacts(
             about.kind,
             about.stage or "",
@@ -221,6 +223,8 @@ class DatabaseSource:
             about.first_step,
             about.last_step,
             about.evidence,
+            tensor,
+            tuple(family.metric for family in families if tensor in family.tensors),
         )
 
     def marks(self, run: str) -> Sequence[Mark]:

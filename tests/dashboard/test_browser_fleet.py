@@ -56,6 +56,8 @@ def test_the_page_says_what_runs_and_which_host_it_is_again(browser, server, wid
         assert "2 runs" in host.inner_text()
         assert "1 host in 2 runs or more" in page.inner_text("#hosts-said")
         assert page.locator("#running a.run").all_inner_texts() == ["living"]
+        runs = sum(one["runs"] for one in httpx.get(f"{server}/api/v1/projects").json()["items"])
+        assert f"1 of {runs} runs running" in page.inner_text("#count")
         assert page.evaluate("document.documentElement.scrollWidth") == width
         page.select_option("#project", "letters")
         page.wait_for_function("() => location.search === '?project=letters'")

@@ -87,14 +87,19 @@ class Arrays:
         np.fill_diagonal(shared, np.nan)
         return DataRead((0, 1, 2, 3), np.arange(4), counts, counts, shared, (0,), True, False)
 
+    def scaling(self, run):
+        return []
+
     def metrics(self, run):
         return ["loss", "wait_seconds"]
 
     def alert(self, run, alert):
         kinds = {"a1": "desync.parameters", "a2": "rank.straggler", "a3": "lr.too_high"}
+        kinds |= {"a4": "update.missing", "a5": "gradient.vanishing"}
         if alert not in kinds:
             return None
-        return AlertFacts(kinds[alert], self.stage, (2,), 20, 29, {})
+        named = ("<b>stem.weight", ("grad_norm", "update_ratio")) if alert in ("a4", "a5") else ()
+        return AlertFacts(kinds[alert], self.stage, (2,), 20, 29, {}, *named)
 
     def marks(self, run):
         return [Mark("a1", "critical", "rank 2 left", 20, 29)]
@@ -368,11 +373,20 @@ def test_layers_that_were_not_sampled_are_an_empty_figure_and_no_error(client):
 @pytest.mark.parametrize(
     ("alert", "shows"),
     # The alert about the rate needs a series that this run has not, and falls back to the loss.
-    [("a1", "divergence"), ("a2", "wait_seconds"), ("a3", "loss")],
+    [
+        ("a1", "divergence"),
+        ("a2", "wait_seconds"),
+        ("a3", "loss"),
+        ("a4", "update_ratio/<b>stem.weight"),
+        ("a5", "grad_norm/<b>stem.weight"),
+    ],
 )
 def test_an_alert_is_shown_on_what_it_is_about(client, alert, shows):
     figure = client.get(f"/runs/{RUN}/figures/alerts/{alert}.json").json()
     assert figure["layout"]["meta"]["shows"] == shows
+    # Whose series it is stands over it, and is no markup.
+    title = figure["layout"].get("title", {}).get("text", "")
+    assert title == ("&lt;b&gt;stem.weight" if "/" in shows else "")
 
 
 @pytest.mark.parametrize(
