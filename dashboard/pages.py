@@ -124,7 +124,14 @@ def _pages(templates: Jinja2Templates, source: Source) -> APIRouter:
                 "post of its first rank; if the trainer is running, compare its RANKSCOPE_SERVER "
                 "with the address of this page.",
             )
-        return _page(templates, request, "run.html", run=run, plotly=assets.plotly_name())
+        return _page(
+            templates,
+            request,
+            "run.html",
+            run=run,
+            plotly=assets.plotly_name(),
+            modules=assets.modules("run.js"),
+        )
 
     return router
 

@@ -279,6 +279,7 @@ addEventListener("hashchange", arrive);
 const refreshFacts = throttle(FACTS_MS, loadFacts);
 // New points come all the time, and alerts do not wait for them.
 const refreshLater = throttle(POINTS_MS, loadFacts);
+let greeted = false; // Whether the stream has said once what the state of the run is.
 const reported = new Map(); // id of an alert -> what was reported of it last
 
 /** An event of the run: alerts and states are asked for at once, what only goes on more seldom. */
@@ -288,6 +289,12 @@ function heard(name, data) {
     facts.run.last_seen_at = new Date(serverNow()).toISOString();
   }
   let news = name !== "points";
+  if (name === "state" && !greeted) {
+    // The first is no change; after a break of the stream, it says that there may have been some.
+    greeted = true;
+    news = facts !== null && (data.state !== facts.run.state || data.world_size !== facts.run.world_size);
+    if (!news) return;
+  }
   if (name === "alert") {
     // Numbers in its title change with every step.
     const state = JSON.stringify([data.severity, data.state, data.acknowledged, data.silence]);

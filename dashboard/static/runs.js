@@ -27,10 +27,9 @@ let projects = "";
 async function load() {
   if (document.hidden) return;
   try {
-    if (Date.now() - totalsAt > TOTALS_MS) {
-      totalsAt = Date.now();
-      await loadTotals();
-    }
+    // Beside the first page: the rows wait for nothing that is not in them.
+    const counting = Date.now() - totalsAt > TOTALS_MS ? loadTotals() : null;
+    if (counting) totalsAt = Date.now();
     const items = [];
     let cursor = null;
     do {
@@ -43,6 +42,10 @@ async function load() {
     } while (cursor && items.length < wanted);
     showError(null);
     announce(items, Boolean(cursor));
+    if (counting) {
+      await counting;
+      announce(items, Boolean(cursor));
+    }
   } catch (error) {
     showError(error);
   }

@@ -252,6 +252,36 @@ def test_our_own_files_are_asked_for_again(client):
     assert again.status_code == 304
 
 
+@pytest.mark.parametrize("name", ["rankscope.css", "run.js", "icon.svg"])
+def test_our_own_files_travel_compressed(client, name):
+    asked = {"accept-encoding": "gzip"}
+    with client.stream("GET", f"/static/{name}", headers=asked) as answer:
+        sent = b"".join(answer.iter_raw())
+    assert answer.headers["content-encoding"] == "gzip"
+    assert int(answer.headers["content-length"]) == len(sent)
+    plain = client.get(f"/static/{name}", headers={"accept-encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    assert gzip.decompress(sent) == plain.content == (FOLDER / "static" / name).read_bytes()
+    for one in (answer, plain):
+        assert one.headers["vary"] == "Accept-Encoding"
+        assert one.headers["content-type"] == plain.headers["content-type"]
+        known = asked | {"if-none-match": one.headers["etag"]}
+        assert client.get(f"/static/{name}", headers=known).status_code == 304
+
+
+def test_the_run_page_names_all_its_scripts_at_once(client):
+    text = client.get(f"/runs/{RUN}").text
+    named = re.findall(r'<link rel="modulepreload" href="/static/([^"]+)">', text)
+    assert named[0] == "run.js"
+    assert len(named) == len(set(named))
+    imported = {
+        name
+        for script in named
+        for name in re.findall(r' from "\./([^"]+)"', (FOLDER / "static" / script).read_text())
+    }
+    assert imported == {*named} - {"run.js"}
+
+
 def test_curves_carry_the_numbers_with_their_nan(client):
     figure = client.get(f"/runs/{RUN}/figures/curves.json?metric=loss").json()
     lines = {t["name"]: t for t in figure["data"] if t["name"].startswith("rank")}
