@@ -31,7 +31,8 @@ def time_by_rank(
 
     What a rank waits for the others is a part of its `compute_seconds`, and is taken off it. Where
     it is not reported, and there are others, that part of the bar says so by its name; where only
-    the step is timed, the bar is not divided. Of more than 128 ranks suspects have bars of their own, others share some.
+    the step is timed, the bar is not divided. Of more than 128 ranks suspects have bars of their
+    own, others share some.
 
     Args:
         times: curves of the ranks by series, of `SERIES`.

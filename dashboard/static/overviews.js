@@ -20,6 +20,7 @@ const REDUCED = ["grad_norm", "grad_norm_preclip"];
 const NOT_STEPS = ["times", "data-ranks", "overlap", "scaling"];
 // Of those that are there for some runs only, the server says whether there is something to show.
 const FOR_SOME = ["noise", "scaling"];
+const READ = ["data-ranks", "data-steps", "overlap"];
 const THROUGHPUT = "samples_per_second";
 const SELDOM_MS = 60_000;
 const NARROW = 640;
@@ -103,7 +104,7 @@ export class Overviews {
     show($("layers-panel"), this.#offered.layer);
     show($("time-panel"), this.#offered.timed);
     show($("data-panel"), this.#offered.read);
-    show($("overlap").parentElement, ranks > 1);
+    this.single = ranks < 2;
     show($("shares").parentElement, this.#offered.shared);
     this.refresh();
   }
@@ -124,7 +125,7 @@ export class Overviews {
       if (view.theme === window.rankscopeTheme.current() && performance.now() - view.asked < view.seldom) continue;
       view.dirty = true;
       // What is hidden is never in view.
-      const hidden = FOR_SOME.includes(view.node.id) && $(`${view.node.id}-panel`).hidden;
+      const hidden = view.absent || (FOR_SOME.includes(view.node.id) && $(`${view.node.id}-panel`).hidden);
       if (view.visible || hidden) this.#draw(view);
     }
   }
@@ -145,13 +146,17 @@ export class Overviews {
           await window.Plotly.Plots.resize(view.node);
         }
       }
+      view.absent = false;
       view.node.dataset.drawn = "true";
       const said = $(`${view.node.id}-said`);
       if (said) said.textContent = view.plot.meta.summary ?? "";
     } catch (error) {
       if (!(error instanceof Problem)) throw error;
-      view.plot.say(error.message);
+      // Of batches that were counted, and not identified, there is nothing to be shown.
+      view.absent = error.status === 404 && READ.includes(view.node.id);
+      if (!view.absent) view.plot.say(error.message);
     }
+    if (READ.includes(view.node.id)) show(view.node.parentElement, !view.absent && !(this.single && view.node.id === "overlap"));
   }
 
   point(step, origin) {

@@ -259,7 +259,7 @@ async function findGood() {
   const passed = items.filter((one) => one.id !== run && one.verdict === "pass" && Date.parse(one.started_at) < Date.parse(began));
   if (!passed.length) return;
   const about = await Promise.all(passed.slice(0, CANDIDATES).map((one) => get(runPath(one.id))));
-  const counts = about.map((one) => differing(one.config ?? {}, facts.run.config ?? {}));
+  const counts = about.map((one) => differing(one, facts.run));
   // Newest first: of those that differ in as few settings the newest one.
   const fewest = Math.min(...counts);
   const found = about[counts.indexOf(fewest)];

@@ -231,11 +231,26 @@ def test_a_link_brings_back_what_its_sender_saw(open_page):
 @pytest.mark.parametrize("path", ["/", "/alerts", "/runs/broken", "/runs/told"])
 def test_nothing_sticks_out_at_400_pixels(open_page, path):
     page = open_page(path, width=400, height=3000)
-    if path.startswith("/runs"):
-        wait_until_drawn(page)
-    else:
+    if not path.startswith("/runs"):
         page.wait_for_selector("#listing:not([hidden])")
+        assert page.evaluate("document.documentElement.scrollWidth") == 400
+        return
+    wait_until_drawn(page)
+    tall = page.evaluate("document.documentElement.scrollHeight")
+    assert page.locator(".chart").count() == 3
+    # All that is there: further curves and what is folded.
+    page.click("#charts-all")
+    page.locator(".fold-button[aria-expanded=false]").evaluate_all(
+        "(all) => all.map((b) => b.click())"
+    )
+    page.set_viewport_size({"width": 400, "height": 12_000})
+    page.wait_for_function("() => document.querySelectorAll('.chart').length > 3")
+    wait_until_drawn(page)
     assert page.evaluate("document.documentElement.scrollWidth") == 400
+    # What a phone shows first is a third of it.
+    whole = page.evaluate("document.querySelector('main').scrollHeight")
+    print(path, tall, whole)
+    assert 3 * tall < 1.2 * whole
 
 
 def test_the_keyboard_works(open_page):
