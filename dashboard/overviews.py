@@ -35,6 +35,8 @@ _MOST_TICKS = 6
 _AROUND = 20
 # Of its lines: a point every other pixel of the narrow chart that it is.
 _ALERT_POINTS = 200
+# It is a quarter as tall as the heatmap of the run.
+_ALERT_ROWS = 4
 # Characters of the name of a tensor over a chart that is as wide as a phone.
 _LONGEST_TITLE = 48
 
@@ -248,6 +250,7 @@ def _by_layer_and_alert(router: APIRouter, source: Source) -> None:
                     legend=False,
                     # The title of the card says who it is, and cells are few.
                     named=False,
+                    fewer=_ALERT_ROWS,
                 )
                 # The colours are those of the heatmap below, which says what they are.
                 figure.update_traces(showscale=False, selector={"type": "heatmap"})
