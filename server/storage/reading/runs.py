@@ -201,9 +201,7 @@ def list_smaller(connection: Connection, row: Any) -> Sequence[Any]:
         .subquery()
     )
     query = select(newest).where(newest.c.world_size < row.world_size)
-    return connection.execute(
-        query.order_by(newest.c.started_at.desc(), newest.c.key.desc())
-    ).all()
+    return connection.execute(query.order_by(newest.c.started_at.desc(), newest.c.key.desc())).all()
 
 
 def ranks_seen(connection: Connection, *, runs: Sequence[int]) -> Mapping[int, Sequence[int]]:
