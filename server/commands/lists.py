@@ -43,7 +43,7 @@ def runs(argv: Sequence[str]) -> int:
                     "-" if run["last_step"] < 0 else str(run["last_step"]),
                     run["verdict"],
                     str(run["open_alerts"]),
-                    ", ".join(run["tags"]),
+                    ", ".join(run.get("tags", ())),
                 )
             )
         print(*client.table(rows), sep="\n")
