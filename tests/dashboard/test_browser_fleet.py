@@ -93,7 +93,9 @@ def test_a_broken_run_leads_to_what_changed_since_the_last_good_one(browser, ser
         ("before", 6000.0, {}),
         ("other", 3000.0, {"lr": 0.1, "data": {"workers": 4}}),
     ):
-        good = SyntheticRun(run=name, ranks=RUNS[0].ranks, steps=200, seconds_ago=ago, settings=settings)
+        good = SyntheticRun(
+            run=name, ranks=RUNS[0].ranks, steps=200, seconds_ago=ago, settings=settings
+        )
         post(server, good, size=200)
         wait_until_evaluated(server, good)
     with watched_page(browser, server) as watched:
