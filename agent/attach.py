@@ -57,8 +57,8 @@ def attach(
             loss is, where it is none that has to fall: `adversarial`, `reinforcement`, `surrogate`
             or `contrastive`. Where a name is one of the agent's own facts, the agent's holds.
         **options: `server`, `token`, `project`, `run`, `mode`, `spool`, `overhead`, `allowance`,
-            `tensorboard`, `console`, `git_diff`; each has an environment variable `RANKSCOPE_...`
-            as well. Argument before environment before default.
+            `tensorboard`, `console`, `git_diff`, `tags`; each has an environment variable
+            `RANKSCOPE_...` as well. Argument before environment before default.
 
     Returns:
         The monitor; one that does nothing with `mode="disabled"`, and in a process that helps the
@@ -83,7 +83,7 @@ def attach(
     if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
         raise ValueError(f"attach(..., step={step!r}): must be a number of steps from 0")
     resolved = resolve(options, os.environ)
-    config_facts = facts_of(config)
+    config_facts = facts_of(config, resolved.tags)
     _leave_to_parent()
     known = _monitors.get(optimizer)
     if known is not None and not known.closed:

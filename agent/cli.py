@@ -46,6 +46,12 @@ COMMANDS = (
     Command(
         "alerts", "rankscope.server.commands.lists:alerts", "list the alerts of a run", "server"
     ),
+    Command(
+        "tag",
+        "rankscope.server.commands.tag:tag",
+        "words by which a run is found again: give, take off, list",
+        "server",
+    ),
     Command("show", "rankscope.server.commands.show:show", "a run in the terminal", "server"),
     Command("watch", "rankscope.server.commands.watch:watch", "the same while it trains", "server"),
     Command(

@@ -10,7 +10,7 @@ import difflib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import platformdirs
 
-from rankscope.agent.wire import MAX_NAME_LENGTH, PROFILES
+from rankscope.agent.wire import MAX_NAME_LENGTH, PROFILES, tags
 
 Mode = Literal["online", "offline", "disabled"]
 # Lines of a console that are kept at most: what a person reads beside an alert.
@@ -42,6 +42,7 @@ class Options:
         console: last lines that are kept of what the process prints, and sent when something is
             found; 0: none.
         git_diff: whether what the working tree has beyond its commit is sent, once.
+        tags: words by which the run is found again, by name; the server keeps them with the run.
     """
 
     server: str = "http://127.0.0.1:8642"
@@ -55,6 +56,7 @@ class Options:
     tensorboard: Path | None = None
     console: int = 0
     git_diff: bool = False
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +95,20 @@ def resolve(arguments: Mapping[str, object], environ: Mapping[str, str]) -> Opti
     return Options(**{o.name: _value(o, arguments.get(o.name), environ) for o in OPTIONS})
 
 
-def facts_of(config: Mapping[str, Any] | None) -> dict[str, Any]:
+def facts_of(config: Mapping[str, Any] | None, run_tags: Sequence[str] = ()) -> dict[str, Any]:
     """What a user says of a run, checked before training starts.
 
     Args:
         config: JSON-able; `profile`, where it is given, is one of `wire.PROFILES`.
+        run_tags: the option `tags`; where there are any, they are its member `tags`.
 
     Raises:
         TypeError: it is no map of names to what JSON can say.
         ValueError: there is no such profile.
     """
+    named = {"tags": list(run_tags)} if run_tags else {}
     if config is None:
-        return {}
+        return named
     if not isinstance(config, Mapping) or any(not isinstance(name, str) for name in config):
         raise TypeError("config= must be a map from names to values")
     facts = dict(config)
@@ -117,7 +121,7 @@ def facts_of(config: Mapping[str, Any] | None) -> dict[str, Any]:
         raise ValueError(
             f"config= has the profile {profile!r}: must be one of {', '.join(PROFILES)}"
         )
-    return facts
+    return {**facts, **named}
 
 
 def default_spool() -> Path:
@@ -239,6 +243,21 @@ def _switch(given: Any) -> bool:
     return text in ("1", "true")
 
 
+def _tags(given: Any) -> tuple[str, ...]:
+    named = given.split(",") if isinstance(given, str) else given
+    if not isinstance(named, list | tuple | set | frozenset):
+        raise TypeError(
+            f"must be tags, or one text of them with commas, not {type(given).__name__}"
+        )
+    found = [tag.strip() if isinstance(tag, str) else tag for tag in named]
+    for tag in found:
+        if (problem := tags.problem_of(tag)) is not None:
+            raise ValueError(f"the tag {tag!r} {problem}")
+    if len(set(found)) > tags.MOST:
+        raise ValueError(f"a run has at most {tags.MOST} tags")
+    return tuple(sorted(set(found)))
+
+
 def in_ci(environ: Mapping[str, str]) -> bool:
     """Whether this is continuous integration: every such service sets `CI`."""
     return environ.get("CI", "").strip().lower() in ("true", "1")
@@ -318,6 +337,13 @@ OPTIONS: tuple[Option, ...] = (
         False,
         _switch,
         "send what the working tree has beyond its commit, once, secrets masked",
+    ),
+    Option(
+        "tags",
+        "RANKSCOPE_TAGS",
+        (),
+        _tags,
+        "words by which the run is found again; several as a list, or with commas between them",
     ),
 )
 

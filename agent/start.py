@@ -60,7 +60,7 @@ def start(
     if rank is not None and world_size is not None and not 0 <= rank < world_size:
         raise ValueError(f"start(rank={rank}, world_size={world_size}): no such rank")
     resolved = resolve(options, os.environ)
-    config_facts = facts_of(config)
+    config_facts = facts_of(config, resolved.tags)
     given = None if rank is None or world_size is None else (rank, world_size)
     identity = identify(os.environ, run=resolved.run, torch_distributed=lambda: given)
     if resolved.mode == "disabled" or in_helper():

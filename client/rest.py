@@ -36,6 +36,7 @@ from rankscope.client.models import (
     Series,
     Severity,
     Silence,
+    Tags,
     Verdict,
 )
 from rankscope.client.questions import API, Questions, body_of, fields, given, path_of
@@ -110,6 +111,7 @@ class Client:
         state: RunState | None = None,
         baseline: bool | None = None,
         q: str | None = None,
+        tags: Sequence[str] = (),
         order: Literal["newest", "attention"] = "newest",
         sort: str | None = None,
     ) -> Iterator[Run]:
@@ -120,10 +122,11 @@ class Client:
             state: in this state alone.
             baseline: those that others of their project are compared with, or those that are not.
             q: text that id or project contains.
+            tags: those that have all of these.
             order: `attention`: running ones first, then those that failed or were lost.
             sort: a column instead, with `-` the largest first; a `Problem` says which there are.
         """
-        query = fields(project=project, state=state, baseline=baseline, q=q)
+        query = fields(project=project, state=state, baseline=baseline, q=q, tag=tags)
         return self._ask.items(Run, "/runs", [*query, *fields(order=order, sort=sort)])
 
     def run(self, run: str) -> RunDetail:
@@ -131,15 +134,17 @@ class Client:
         return self._ask.one(RunDetail, "GET", path_of("runs", run))
 
     def delete_run(self, run: str, *, timeout: float = 600.0) -> None:
-        """Deletes a run that has ended, with all that belongs to it; this cannot be undone.
-
-        It takes as long as the run is large, and goes on when it is asked for again.
-        """
+        """Deletes a run that has ended with all that is its own; asked for again, it goes on."""
         self._http.json("DELETE", API + path_of("runs", run), timeout=timeout)
 
     def baseline(self, run: str, *, marked: bool = True) -> None:
         """Marks a run as one that others of its project are compared with, or takes it away."""
         self._http.json("PUT" if marked else "DELETE", API + path_of("runs", run) + "/baseline")
+
+    def change_tags(self, run: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> Tags:
+        """Gives a run tags (up to 64 characters each, without commas), and takes others off it."""
+        body = body_of({"add": list(add), "remove": list(remove)})
+        return self._ask.one(Tags, "PATCH", path_of("runs", run) + "/tags", body=body)
 
     def projects(self) -> Iterator[Project]:
         """Projects that have runs, by name."""
@@ -181,10 +186,8 @@ class Client:
         """The series of tensors by metric: which tensors there are of each."""
         path = path_of("runs", run) + "/metrics"
         answer = self._http.json("GET", API + path, fields(tensors=False, limit=1))
-        families: list[MetricFamily] = self._ask.read(
-            list[MetricFamily], answer.get("families"), path
-        )
-        return families
+        found: list[MetricFamily] = self._ask.read(list[MetricFamily], answer.get("families"), path)
+        return found
 
     def series(
         self,
@@ -262,16 +265,8 @@ class Client:
             q: words, each in the kind, the title, the run or the name of a tensor.
             consequences: with those that follow from others, not only root causes.
         """
-        query = fields(
-            project=project,
-            state=state,
-            severity=severity,
-            kind=kind,
-            rank=rank,
-            q=q,
-            consequences=consequences,
-        )
-        return self._ask.items(Alert, "/alerts", query)
+        whose = fields(project=project, state=state, severity=severity, kind=kind, rank=rank)
+        return self._ask.items(Alert, "/alerts", [*whose, *fields(q=q, consequences=consequences)])
 
     def run_alerts(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,13 @@ _SHOWN_ON = (
     ("update.", "update_ratio"),
     ("", "loss"),
 )
+# The same, of the series that the run has of the first tensor that the alert names.
+_OF_TENSOR = (
+    ("update.", "update_ratio"),
+    ("update.", "weight_norm"),
+    ("gradient.", "grad_norm"),
+    ("layer.", "grad_norm"),
+)
 _OF_BITS = ("desync.", "reduction.")
 # Links at which ranks differ for one step: what they differ in from then on is the parameters.
 _LASTS_IN = {"start": "parameters", "outside_optimizer": "parameters"}
@@ -42,10 +49,12 @@ class Choice:
     Attributes:
         bits: the divergence of the ranks, where there is some; else the metric.
         metric: None where the run has no series that shows it.
+        tensor: whose series it is; empty for one of the whole model.
     """
 
     bits: bool
     metric: str | None
+    tensor: str = ""
 
 
 def stages(stage: str) -> tuple[str | None, ...]:
@@ -58,14 +67,27 @@ def stages(stage: str) -> tuple[str | None, ...]:
     return (lasting, stage) if lasting else (stage or None,)
 
 
-def choose(kind: str, evidence: Mapping[str, Any], there: frozenset[str]) -> Choice:
+def choose(
+    kind: str,
+    evidence: Mapping[str, Any],
+    there: frozenset[str],
+    *,
+    tensor: str = "",
+    of_tensor: Collection[str] = (),
+) -> Choice:
     """The chart of an alert.
 
     Args:
         kind: of the alert.
         evidence: of the alert; a series that it names comes first.
         there: the series of the run.
+        tensor: the first one that it names.
+        of_tensor: the metrics that the run has of that tensor.
     """
+    if tensor:
+        for prefix, metric in _OF_TENSOR:
+            if kind.startswith(prefix) and metric in of_tensor:
+                return Choice(False, f"{metric}/{tensor}", tensor)
     named = [evidence.get(key) for key in _NAMES]
     fitting = [metric for prefix, metric in _SHOWN_ON if kind.startswith(prefix)]
     metrics = [name for name in (*named, *fitting) if isinstance(name, str) and name in there]

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import gzip
 import re
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 from fastapi import APIRouter, HTTPException, Request, Response
+from starlette.datastructures import Headers
+from starlette.responses import FileResponse
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from rankscope.dashboard.report import PLOTLY
 
 router = APIRouter()
+
+_STATIC = Path(__file__).parent / "static"
+_IMPORTED = re.compile(r'^import [^"]*from "\./([\w.]+)";$', re.MULTILINE)
+_TEXTS = ("text/", "image/svg")
 
 # Below this a figure fits into two packets; an open page asks for several every three seconds.
 _WORTH_COMPRESSING = 2_048
@@ -64,14 +70,48 @@ def _plotly_packed() -> bytes:
     return gzip.compress(plotly_js(), compresslevel=9)
 
 
+@cache
+def modules(script: str) -> tuple[str, ...]:
+    """A script of ours and all that it imports, itself first: names in the folder `static`.
+
+    The browser would learn of each only when it has read the one before.
+    """
+    found = [script]
+    for name in found:
+        text = (_STATIC / name).read_text(encoding="utf-8")
+        found += [other for other in _IMPORTED.findall(text) if other not in found]
+    return tuple(found)
+
+
 class _OwnFiles(StaticFiles):
     """Our files: asked for again every time (a 304 mostly), as their names carry no version."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         answer = await super().get_response(path, scope)
+        if isinstance(answer, FileResponse) and _is_packed(scope, answer):
+            body = _packed(str(answer.path), answer.headers["etag"])
+            # Length and encoding are of what is sent, the rest of the file.
+            kept = ("etag", "last-modified", "content-type")
+            headers = {name: answer.headers[name] for name in kept}
+            headers["Content-Encoding"] = "gzip"
+            answer = Response(body, headers=headers)
+        answer.headers["Vary"] = "Accept-Encoding"
         answer.headers["Cache-Control"] = "no-cache"
         answer.headers["X-Content-Type-Options"] = "nosniff"
         return answer
+
+
+def _is_packed(scope: Scope, answer: FileResponse) -> bool:
+    """Whether a file goes out compressed: a whole text, to who can unpack it."""
+    text = answer.headers["content-type"].startswith(_TEXTS)
+    accepted = Headers(scope=scope).get("accept-encoding", "")
+    return answer.status_code == 200 and text and "gzip" in accepted and scope["method"] == "GET"
+
+
+@lru_cache(maxsize=256)
+def _packed(path: str, etag: str) -> bytes:
+    # Once for each version of a file; the tag changes with it.
+    return gzip.compress(Path(path).read_bytes(), compresslevel=9)
 
 
 def own_files(folder: Path) -> StaticFiles:

@@ -21,9 +21,11 @@ from rankscope.dashboard.figures import (
     rank_curves,
     rank_heatmap,
     reduced,
+    scaling_efficiency,
     time_by_rank,
     time_shares,
 )
+from rankscope.dashboard.figures.text import inert
 from rankscope.dashboard.figures.times import SERIES
 from rankscope.dashboard.parameters import Theme, View, Viewed, known
 from rankscope.dashboard.source import DataRead, LayerValues, Selection, Source
@@ -33,6 +35,10 @@ _MOST_TICKS = 6
 _AROUND = 20
 # Of its lines: a point every other pixel of the narrow chart that it is.
 _ALERT_POINTS = 200
+# It is a quarter as tall as the heatmap of the run.
+_ALERT_ROWS = 4
+# Characters of the name of a tensor over a chart that is as wide as a phone.
+_LONGEST_TITLE = 48
 
 
 def router_of(source: Source) -> APIRouter:
@@ -99,6 +105,13 @@ def _by_rank(router: APIRouter, source: Source) -> None:
             figure.layout.xaxis.range = list(span)
         return assets.figure_response(request, figure)
 
+    @router.get("/scaling.json")
+    def scaling(request: Request, run: str, theme: Theme = "light") -> Response:
+        known(source, run)
+        found = source.scaling(run)
+        figure = scaling_efficiency(found, theme=THEMES[theme]) if found else _nothing()
+        return assets.figure_response(request, figure)
+
 
 def _of_noise(router: APIRouter, source: Source) -> None:
     @router.get("/noise.json")
@@ -107,7 +120,7 @@ def _of_noise(router: APIRouter, source: Source) -> None:
         found = source.noise(run, from_step=view.from_step, to_step=view.to_step)
         if found is None:
             # No error: it takes norms that few runs lack, and steps that all lack at first.
-            return assets.figure_response(request, go.Figure(layout={"meta": {"nothing": True}}))
+            return assets.figure_response(request, _nothing())
         figure = gradient_noise(
             found.steps,
             found.scale,
@@ -206,7 +219,13 @@ def _by_layer_and_alert(router: APIRouter, source: Source) -> None:
         about = source.alert(run, alert)
         if about is None:
             raise HTTPException(404, f"No alert {alert!r} in this run.")
-        choice = alert_chart.choose(about.kind, about.evidence, frozenset(source.metrics(run)))
+        choice = alert_chart.choose(
+            about.kind,
+            about.evidence,
+            frozenset(source.metrics(run)),
+            tensor=about.tensor,
+            of_tensor=about.of_tensor,
+        )
         room = max(_AROUND, about.last_step - about.first_step) // 2
         first, last = max(0, about.first_step - room), about.last_step + room
         marks = [mark for mark in source.marks(run) if mark.id == alert]
@@ -231,6 +250,7 @@ def _by_layer_and_alert(router: APIRouter, source: Source) -> None:
                     legend=False,
                     # The title of the card says who it is, and cells are few.
                     named=False,
+                    fewer=_ALERT_ROWS,
                 )
                 # The colours are those of the heatmap below, which says what they are.
                 figure.update_traces(showscale=False, selector={"type": "heatmap"})
@@ -254,9 +274,18 @@ def _by_layer_and_alert(router: APIRouter, source: Source) -> None:
             color_ranks=everyone,
             legend=False,
         )
+        if choice.tensor:
+            # The axis has room for the name of the metric alone.
+            title = {"text": inert(choice.tensor, _LONGEST_TITLE), "x": 0, "xref": "paper"}
+            figure.update_layout(title={**title, "font": {"size": 12}}, margin={"t": 28})
         figure.layout.meta = {**figure.layout.meta, "shows": choice.metric}
         tails.outline_later(figure)
         return assets.figure_response(request, figure)
+
+
+def _nothing() -> go.Figure:
+    """What a panel that is there for some runs only hides itself by."""
+    return go.Figure(layout={"meta": {"nothing": True}})
 
 
 def _few_ticks(axis: Any, ranks: Sequence[int]) -> dict[str, Any]:

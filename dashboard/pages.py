@@ -47,11 +47,14 @@ SECURITY_HEADERS = {
 }
 
 
-def install(app: FastAPI, source: Source, *, cookie: str = "") -> None:
+def install(
+    app: FastAPI, source: Source, *, cookie: str = "", site: Path = _FOLDER / "help"
+) -> None:
     """Adds the pages, their figures, static files and error pages to the application.
 
     Args:
         cookie: who brings it is logged in, and can log out.
+        site: folder of the built documentation; it need not be there.
 
     Call it after the application's own error handlers are in place: those go on answering whatever
     is not a browser asking for a page.
@@ -64,24 +67,22 @@ def install(app: FastAPI, source: Source, *, cookie: str = "") -> None:
     app.include_router(_figures_of_several(source), include_in_schema=False)
     app.include_router(assets.router, include_in_schema=False)
     app.mount("/static", assets.own_files(_FOLDER / "static"), name="static")
-    _install_help(app, _FOLDER / "help")
+    _install_help(app, templates, site)
     _install_error_page(app, templates)
 
 
-def _install_help(app: FastAPI, folder: Path) -> None:
-    """Adds the documentation, which a wheel has, and a clone after `make docs`."""
+def _install_help(app: FastAPI, templates: Jinja2Templates, folder: Path) -> None:
+    """Adds the documentation, which a wheel has, and a clone after `make docs`; else says so."""
     if (site := assets.help_pages(folder)) is not None:
         app.mount("/help", site, name="help")
         return
 
     @app.get("/help", include_in_schema=False)
     @app.get("/help/{path:path}", include_in_schema=False)
-    def not_built(path: str = "") -> Response:
-        raise HTTPException(
-            404,
-            "This installation was made without the help pages. In a clone `make docs` builds "
-            "them; start the server again afterwards. The same pages are the files of docs/.",
-        )
+    def not_built(request: Request, path: str = "") -> Response:
+        # The link in the frame leads to a page; what a link names in the documentation is not here.
+        status = 404 if path else 200
+        return _page(templates, request, "no_help.html", status_code=status)
 
 
 def _pages(templates: Jinja2Templates, source: Source) -> APIRouter:
@@ -123,7 +124,14 @@ def _pages(templates: Jinja2Templates, source: Source) -> APIRouter:
                 "post of its first rank; if the trainer is running, compare its RANKSCOPE_SERVER "
                 "with the address of this page.",
             )
-        return _page(templates, request, "run.html", run=run, plotly=assets.plotly_name())
+        return _page(
+            templates,
+            request,
+            "run.html",
+            run=run,
+            plotly=assets.plotly_name(),
+            modules=assets.modules("run.js"),
+        )
 
     return router
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rankscope.dashboard.figures import Curve, Mark
+from rankscope.dashboard.figures import Curve, Mark, Scaled
 from rankscope.dashboard.figures.arrays import Bool, Float64, Int64
 
 
@@ -118,7 +118,12 @@ class GradientNoise:
 
 @dataclass(frozen=True, slots=True)
 class AlertFacts:
-    """What the chart of an alert needs to know of it."""
+    """What the chart of an alert needs to know of it.
+
+    Attributes:
+        tensor: the first that it names; empty where it names none.
+        of_tensor: names of the metrics that the run has of that tensor.
+    """
 
     kind: str
     stage: str
@@ -126,6 +131,8 @@ class AlertFacts:
     first_step: int
     last_step: int
     evidence: Mapping[str, Any]
+    tensor: str = ""
+    of_tensor: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +183,9 @@ class Source(Protocol):
         self, run: str, *, from_step: int | None, to_step: int | None
     ) -> GradientNoise | None:
         """The gradient noise scale; None where what is recorded does not suffice."""
+
+    def scaling(self, run: str) -> Sequence[Scaled]:
+        """The run beside runs of the same training with fewer ranks; empty without any."""
 
     def metrics(self, run: str) -> Sequence[str]:
         """Names of the run's series, without those of single tensors."""

@@ -30,6 +30,7 @@ ANSWERS: tuple[type[BaseModel], ...] = (
     models.Accepted,
     models.Project,
     models.RunDetail,
+    models.Tags,
     models.Metric,
     models.MetricFamily,
     models.Series,

@@ -232,7 +232,7 @@ def _faults() -> list[str]:
 def _default(default: object) -> str:
     if callable(default):
         return "a folder under the user's cache folder"
-    return "none" if default is None else f"`{default}`"
+    return "none" if default in (None, ()) else f"`{default}`"
 
 
 def _named(rank: bool, tensor: bool, tolerance: int) -> str:

@@ -18,7 +18,8 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parent.parent
 # What the pages lead to beside them, and where it stands in the site.
 BESIDE = {"SECURITY.md": "security.md", "README.md": "index.md"}
-_JOBS = "tests/stacks/jobs"
+# Folders of programs, and where they stand in the site.
+_PROGRAMS = {"tests/stacks/jobs": "stacks/jobs", "examples": "examples"}
 _INLINE = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 
@@ -46,10 +47,11 @@ def on_files(files: Files, config: Any) -> Files:
     """Adds what is kept elsewhere in the repository."""
     security = (ROOT / "SECURITY.md").read_text(encoding="utf-8").replace("](docs/", "](")
     files.append(File.generated(config, "security.md", content=security))
-    for path in sorted((ROOT / _JOBS).glob("*.py")):
-        # As text: a browser would offer to save Python.
-        name = f"stacks/jobs/{path.stem}.txt"
-        files.append(File.generated(config, name, abs_src_path=str(path)))
+    for folder, place in _PROGRAMS.items():
+        for path in sorted((ROOT / folder).glob("*.py")):
+            # As text: a browser would offer to save Python.
+            name = f"{place}/{path.stem}.txt"
+            files.append(File.generated(config, name, abs_src_path=str(path)))
     return files
 
 
@@ -61,8 +63,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         target = posixpath.normpath(posixpath.join("docs", here, found[1]))
         if target in BESIDE:
             return f"]({posixpath.relpath(BESIDE[target], here or '.')}{found[2]}"
-        if target.startswith(f"{_JOBS}/"):
-            copy = f"stacks/jobs/{Path(target).stem}.txt"
+        if (place := _PROGRAMS.get(posixpath.dirname(target))) is not None:
+            copy = f"{place}/{Path(target).stem}.txt"
             return f"]({posixpath.relpath(copy, here or '.')}{found[2]}"
         return found[0]
 

@@ -9,7 +9,7 @@ import numpy as np
 from sqlalchemy import Connection, Engine
 
 from rankscope.agent.wire import Float64
-from rankscope.dashboard.figures import Curve, Mark
+from rankscope.dashboard.figures import Curve, Mark, Scaled
 from rankscope.dashboard.source import (
     AlertFacts,
     DataRead,
@@ -22,6 +22,7 @@ from rankscope.dashboard.source import (
 from rankscope.server.comparison.compare import pairwise_distances
 from rankscope.server.evaluation import data_ledger
 from rankscope.server.evaluation.gradient_noise import read_noise
+from rankscope.server.evaluation.scaling import read_scaling
 from rankscope.server.storage.database.engine import reading
 from rankscope.server.storage.judgement import alerts, comparisons
 from rankscope.server.storage.reading import layers, runs, series
@@ -194,6 +195,12 @@ class DatabaseSource:
             return None
         return GradientNoise(found.steps, found.scale, found.batch, found.counted)
 
+    def scaling(self, run: str) -> Sequence[Scaled]:
+        """See `Source`."""
+        with reading(self._engine) as connection:
+            found = read_scaling(connection, _row(connection, run))
+        return [Scaled(one.run, one.ranks, one.rate) for one in found]
+
     def metrics(self, run: str) -> Sequence[str]:
         """See `Source`."""
         with reading(self._engine) as connection:
@@ -206,7 +213,9 @@ class DatabaseSource:
             found = alerts.get_alert(connection, alert)
             if found is None or found[0] != _key(connection, run):
                 return None
-        about = found[1]
+            key, about = found
+            tensor = about.tensors[0] if about.tensors else ""
+            families = layers.list_families(connection, run=key) if tensor else []
         return AlertFacts(
             about.kind,
             about.stage or "",
@@ -214,6 +223,8 @@ class DatabaseSource:
             about.first_step,
             about.last_step,
             about.evidence,
+            tensor,
+            tuple(family.metric for family in families if tensor in family.tensors),
         )
 
     def marks(self, run: str) -> Sequence[Mark]:

@@ -47,6 +47,7 @@ OPTION_TABLE = {
     # What has come since.
     "console": ("RANKSCOPE_CONSOLE", 0),
     "git_diff": ("RANKSCOPE_GIT_DIFF", False),
+    "tags": ("RANKSCOPE_TAGS", ()),
 }
 
 ROUTES = """
@@ -89,6 +90,7 @@ FURTHER_ROUTES = """
     GET /api/v1/notifications
     GET /api/v1/notifications/targets
     POST /api/v1/notifications/targets/{target}/test
+    PATCH /api/v1/runs/{run}/tags
 """.split("\n")[1:-1]
 
 QUERIES = {
@@ -108,7 +110,7 @@ ALERT_FIELDS = """id run kind severity state title ranks tensors first_step last
 
 COMMAND_NAMES = "serve demo gate runs alerts report sync import export db token".split()
 # What has come since.
-COMMAND_NAMES += "compare show watch doctor check verify mcp notify completion baseline".split()
+COMMAND_NAMES += "compare show watch doctor check verify mcp notify completion baseline tag".split()
 
 
 def test_kinds():
@@ -168,7 +170,7 @@ CLIENT_NAMES = """
     ClientError NotAllowed NotFound NotRankscope Problem TryLater Unreachable
 """.split()
 CLIENT_METHODS = """
-    acknowledge alert alert_context alerts audit baseline change_project_detectors close
+    acknowledge alert alert_context alerts audit baseline change_project_detectors change_tags close
     compare data delete_run detectors distances divergence end_silence events fleet ingest
     is_alive is_ready metric_families metrics notification_targets notifications
     project_detectors projects run run_alerts run_detectors runs series server_metrics

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -87,6 +88,19 @@ def test_every_kind_belongs_to_a_symptom(pages):
     linked = {urljoin(f"{SITE}symptoms/", link) for link in pages[f"{SITE}symptoms/"].links}
     for kind in registry.KINDS:
         assert f"{SITE}kinds/{kind}/" in linked, kind
+
+
+def test_every_example_is_linked_from_a_page_and_in_the_site(site):
+    linked = {
+        name
+        for path in (REPOSITORY / "docs").rglob("*.md")
+        for name in re.findall(r"/examples/(train_\w+)\.py\)", path.read_text(encoding="utf-8"))
+    }
+    examples = {path.stem for path in (REPOSITORY / "examples").glob("*.py")}
+    assert linked == examples
+    for name in examples:
+        source = (REPOSITORY / "examples" / f"{name}.py").read_bytes()
+        assert (site / "examples" / f"{name}.txt").read_bytes() == source
 
 
 def test_links_lead_to_pages_and_their_headings(site, pages):

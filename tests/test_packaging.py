@@ -136,6 +136,20 @@ def test_extras_of_the_contract_exist(wheel):
     assert {"server", "postgres", "tensorflow", "demo", "dev"} <= provided
 
 
+def test_extras_that_are_named_exist():
+    """What a hint tells people to install is there to be installed."""
+    named = set()
+    for folder in (*FOLDERS, "docs", "examples"):
+        for path in (REPOSITORY / folder).rglob("*"):
+            if path.suffix in (".py", ".md"):
+                text = path.read_text(encoding="utf-8")
+                for extras in re.findall(r"rankscope\[([a-z, ]+)\]", text):
+                    named |= {extra.strip() for extra in extras.split(",")}
+    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    assert {"server", "mcp", "tensorflow"} <= named
+    assert named <= set(extras["project"]["optional-dependencies"])
+
+
 def test_the_agent_alone_is_light(wheel):
     required = {
         canonicalize_name(Requirement(line.split(": ", 1)[1]).name)

@@ -387,4 +387,5 @@ class Delivery:
         self._retry_at = now + pause
         # What a person has to put right does not pass by itself: a short run would end unreported.
         if outcome.misdirected or self._failures_in_row >= self._pace.failures_reported:
-            self._report("busy" if outcome.busy else "away", outcome.why)
+            kind = "busy" if outcome.busy else "token" if outcome.of_the_token else "away"
+            self._report(kind, outcome.why)

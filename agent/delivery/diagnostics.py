@@ -14,9 +14,11 @@ from rankscope.agent.options import Options
 _log = logging.getLogger("rankscope")
 
 # For the page of the run, once the server is there: they explain what is missing there.
-_ON_THE_PAGE = ("away", "busy", "refused", "too_large")
+_ON_THE_PAGE = ("away", "busy", "token", "refused", "too_large")
 # What all ranks of a node see in the same way, one of them reports.
-_OF_THE_NODE = ("away", "busy", "left")
+_OF_THE_NODE = ("away", "busy", "token", "left")
+# After these it has been said that batches wait, and where.
+_WAITING = ("away", "token")
 _LONGEST_TEXT = 1000
 
 
@@ -69,6 +71,13 @@ class Diagnostics:
                 f"the server {self._options.server} is busy ({text}). Training goes on; batches "
                 f"wait in {self._options.spool} and are sent when it has time for them"
             )
+        if kind == "token":
+            text = (
+                f"the server {self._options.server} does not let this job in ({text}). Set "
+                "RANKSCOPE_TOKEN to a token with the scope write for the project "
+                f"{self._options.project!r}, which `rankscope token create` makes. Training goes "
+                f"on; batches wait in {self._options.spool} for `rankscope sync`"
+            )
         if kind in _OF_THE_NODE and identity.local_rank != 0:
             _log.info("rank %d: %s", identity.rank, text)
             return
@@ -98,7 +107,7 @@ class Diagnostics:
                 f"{lost} points are lost: the server is away, and the spool cannot be written "
                 f"({disk_problem})",
             )
-        elif kept and "away" not in self._reported:
+        elif kept and not self._reported.intersection(_WAITING):
             self.report(
                 "left",
                 f"{kept} batches have not been sent and wait in {self._options.spool}; "

@@ -19,6 +19,8 @@ from rankscope.agent.delivery.http import NoReply, Reply, readable
 # What a person has to put right first: the token, the address. Nothing is wrong with the batch, so
 # it is kept.
 _MISDIRECTED = frozenset({401, 403, 404, 405, 407, 421})
+# Of them, what the server says of who asks: a token that is missing, unknown or not for this.
+_OF_THE_TOKEN = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 # Of the other 4xx only these say "later"; the rest are final, if they are the server's own.
 _LATER = frozenset({408, 425, 429})
 _ROUTE = "/api/v1/ingest"
@@ -44,6 +46,7 @@ class Away:
         misdirected: a person has to do something first, so that hurry is of no use.
         this_batch: batches of other runs may be taken nevertheless.
         busy: the server is there, and has too much to do at the moment.
+        of_the_token: the server is there, and does not let in whoever asks.
     """
 
     why: str
@@ -51,6 +54,7 @@ class Away:
     misdirected: bool = False
     this_batch: bool = False
     busy: bool = False
+    of_the_token: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,13 @@ def outcome_of(reply: Reply | NoReply) -> Outcome:
     why = f"it answers {status}, {_problem(text)}"
     if status in _MISDIRECTED or 300 <= status < 400:
         # A token may be for the project of another batch.
-        return Away(why, misdirected=True, this_batch=status == HTTPStatus.FORBIDDEN)
+        return Away(
+            why,
+            misdirected=True,
+            this_batch=status == HTTPStatus.FORBIDDEN,
+            # Of a proxy's it is not known whom it would let in.
+            of_the_token=status in _OF_THE_TOKEN and _of_our_server(status, text),
+        )
     if 400 <= status < 500 and status not in _LATER:
         if _of_our_server(status, text):
             return Refused(why)

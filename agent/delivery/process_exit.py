@@ -29,8 +29,10 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable
+from multiprocessing.popen_fork import Popen
+from multiprocessing.process import BaseProcess
 from types import FrameType, TracebackType
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, cast
 
 from rankscope.agent.guard import describe
 from rankscope.agent.process.thread_phase import place_of, place_of_error
@@ -129,7 +131,9 @@ class _LastResort:
         self._place = place
 
     def __del__(self) -> None:
-        if sys._getframe().f_back is None and threading.current_thread() is threading.main_thread():
+        beneath = sys._getframe().f_back
+        last = beneath is None or beneath.f_code is _BOOTSTRAP
+        if last and threading.current_thread() is threading.main_thread():
             self._watched.handled = self._error
             self._watched.place = self._place
 
@@ -197,6 +201,10 @@ class _Watched:
         return self._begun.locked()
 
     def _at_exit(self) -> None:
+        ended = _end_of_child()
+        # An exit that was seen has said more than its code.
+        if ended is not None and (_printed is not None or not self.handled):
+            self.handled, self.place = ended
         self.report("failed" if self.handled else "finished", self.handled)
 
     def _exit(self, status: str | int | None = None, /) -> NoReturn:
@@ -292,6 +300,52 @@ def _die_of_sigterm() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+# ------------------------------------------------------------- processes that multiprocessing made
+
+# Up to Python 3.12 these run their finalizers while the error is being handled; since 3.13
+# afterwards, when it has been printed and dropped, and no hook has been called for it.
+_BOOTSTRAP = cast(Any, BaseProcess)._bootstrap.__code__
+_LAUNCH = cast(Any, Popen)._launch.__code__
+# Text and place of the error that this process, one of them, has ended with.
+_printed: tuple[str, str] | None = None
+_plain_print_exc = traceback.print_exc
+
+
+def _print_exc(*arguments: Any, **more: Any) -> None:
+    """In place of `traceback.print_exc`, by which such a process prints what it ends with."""
+    global _printed
+    error, caller = sys.exception(), sys._getframe().f_back
+    if error is not None and caller is not None and caller.f_code is _BOOTSTRAP:
+        _printed = _text_of(error), place_of_error(error.__traceback__)
+    _plain_print_exc(*arguments, **more)
+
+
+def _end_of_child() -> tuple[str, str] | None:
+    """Text and place of what such a process ends with; None where it is another one, or is done."""
+    error = sys.exception()
+    if multiprocessing.parent_process() is None:
+        return None
+    if isinstance(error, SystemExit):
+        # One that leaves for an error that was handled leaves for that.
+        error = None if error.code in (None, 0) else error.__context__ or error
+    if error is not None:
+        return _text_of(error), place_of_error(error.__traceback__)
+    if _printed is None and (code := _code_of_child()):
+        return f"exit code {code}", ""
+    return _printed
+
+
+def _code_of_child() -> int | None:
+    """With which code such a forked process ends; None where it is another one, or not over."""
+    frame = sys._getframe().f_back
+    while frame is not None and frame.f_code is not _BOOTSTRAP:
+        if frame.f_code is _LAUNCH:
+            code = frame.f_locals.get("code")
+            return code if isinstance(code, int) else None
+        frame = frame.f_back
+    return None
+
+
 # ------------------------------------------------------------------------------- senders left open
 
 
@@ -319,9 +373,13 @@ def close_at_exit_of_child() -> None:
     # does call. `mp.spawn` is how many trainers start their ranks.
     if multiprocessing.parent_process() is not None:
         multiprocessing.util.Finalize(None, _close_all, exitpriority=0)
+        if traceback.print_exc is not _print_exc:
+            traceback.print_exc = _print_exc
 
 
 def _start_anew_in_child() -> None:
+    global _printed
+    _printed = None
     _leaving.clear()
     if signal.getsignal(signal.SIGTERM) is _wait_for_the_end:
         signal.set_wakeup_fd(-1)
@@ -335,7 +393,9 @@ def _close_all() -> None:
     error = sys.exc_info()[1]
     if error is None and not hasattr(sys, "ps1"):
         error = getattr(sys, "last_value", None)
-    if error is None or (isinstance(error, SystemExit) and not error.code):
+    if error is None and (ended := _end_of_child()) is not None:
+        state, text = "failed", ended[0]
+    elif error is None or (isinstance(error, SystemExit) and not error.code):
         state, text = "finished", ""
     else:
         state, text = "failed", describe(error)

@@ -105,7 +105,9 @@ def sync(
                 report.problem = f"the server {server} did not take a batch: {outcome.why}"
                 break
             if isinstance(outcome, Away):
-                away, report.problem = True, f"the server {server} is away: {outcome.why}"
+                away = True
+                what = "does not let you in" if outcome.of_the_token else "is away"
+                report.problem = f"the server {server} {what}: {outcome.why}"
             elif isinstance(outcome, Accepted):
                 not_for_us = 0
                 report.sent += 1
@@ -137,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code.
 
     0: nothing is left to send; 1: something was refused or damaged; 2: wrong usage; 3: the server
-    is away and batches are left.
+    is away, or asks for another token, and batches are left.
     """
     parser = argparse.ArgumentParser(
         prog="rankscope sync",

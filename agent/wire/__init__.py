@@ -11,7 +11,7 @@ bytes. JSON is for people and scripts: arrays are lists, the three non-finite nu
 strings `"NaN"`, `"Infinity"`, `"-Infinity"`, and 64-bit digests are hexadecimal strings.
 """
 
-from rankscope.agent.wire import limits
+from rankscope.agent.wire import limits, tags
 from rankscope.agent.wire.batch import (
     Answer,
     Array,
@@ -99,5 +99,6 @@ __all__ = [
     "numbers_to_json",
     "run_of",
     "table_to_json",
+    "tags",
     "to_json",
 ]

@@ -59,6 +59,7 @@ from rankscope.client.models.runs import RunState as RunState
 from rankscope.client.models.runs import Sampling as Sampling
 from rankscope.client.models.runs import Series as Series
 from rankscope.client.models.runs import Severity as Severity
+from rankscope.client.models.runs import Tags as Tags
 from rankscope.client.models.runs import TensorDifference as TensorDifference
 from rankscope.client.models.runs import Verdict as Verdict
 from rankscope.client.models.runs import VerdictName as VerdictName

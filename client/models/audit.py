@@ -31,6 +31,7 @@ class AuditEntry:
         "run.delete",
         "baseline.mark",
         "baseline.unmark",
+        "run.tags",
         "project.detectors",
         "silence.create",
         "silence.end",

@@ -62,6 +62,7 @@ class Run:
     last_seen_at: datetime
     last_step: int
     config: dict[str, Any]
+    tags: list[str]
     verdict: VerdictName
     baseline: Literal["passed", "marked", "unmarked"] | None
     open_alerts: int
@@ -151,6 +152,13 @@ class RunDetail(Run):
     events: list[AgentEvent]
     evaluated_step: int
     agent: Agent
+
+
+@dataclass(frozen=True)
+class Tags:
+    """The tags that a run has, by name."""
+
+    tags: list[str]
 
 
 @dataclass(frozen=True)

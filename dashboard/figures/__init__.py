@@ -12,6 +12,7 @@ from rankscope.dashboard.figures.layers import layer_heatmap, reduced
 from rankscope.dashboard.figures.matrix import distance_matrix
 from rankscope.dashboard.figures.noise import gradient_noise
 from rankscope.dashboard.figures.rank_heatmap import rank_heatmap
+from rankscope.dashboard.figures.scaling import Scaled, scaling_efficiency
 from rankscope.dashboard.figures.smoothing import smooth
 from rankscope.dashboard.figures.theme import DARK, LIGHT, THEMES, Theme, rank_colors
 from rankscope.dashboard.figures.times import time_by_rank, time_shares
@@ -26,6 +27,7 @@ __all__ = [
     "Axis",
     "Curve",
     "Mark",
+    "Scaled",
     "Theme",
     "axis_of",
     "axis_title",
@@ -43,6 +45,7 @@ __all__ = [
     "rank_list",
     "reduced",
     "run_curves",
+    "scaling_efficiency",
     "smooth",
     "time_by_rank",
     "time_shares",

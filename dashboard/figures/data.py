@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from rankscope.dashboard.figures.arrays import Float64, Int64
 from rankscope.dashboard.figures.cells import nothing
 from rankscope.dashboard.figures.rows import rows_of
-from rankscope.dashboard.figures.theme import LIGHT, Theme, faded, layout
+from rankscope.dashboard.figures.theme import LIGHT, Theme, blended, faded, layout
 from rankscope.dashboard.figures.ticks import rank_ticks
 
 # What samples are counted by; a pass is once through the data.
@@ -276,7 +276,12 @@ def _layout(theme: Theme, title: str) -> dict[str, Any]:
 
 
 def _colors(theme: Theme) -> list[tuple[str, str]]:
-    colors = (theme.equal, theme.grid, theme.warning, theme.unsized)
+    # What is as it should be stays behind what is not, and is seen on either ground.
+    new, earlier = (
+        blended(color, theme.panel, share)
+        for color, share in ((theme.accent, 0.6), (theme.muted, 0.4))
+    )
+    colors = (new, earlier, theme.warning, theme.unsized)
     return list(zip(CLASSES, colors, strict=True))
 
 

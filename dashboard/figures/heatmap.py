@@ -37,6 +37,7 @@ def divergence_heatmap(
     undecided: Collection[int] = (),
     legend: bool = True,
     named: bool = True,
+    fewer: int = 1,
 ) -> go.Figure:
     """Relative distance of every rank from the reference, at every checked step.
 
@@ -62,6 +63,7 @@ def divergence_heatmap(
         undecided: steps at which no majority says who the reference is.
         legend: whether to explain the colours above the chart; a page explains them once.
         named: whether who differs stands beside the first cell that does, over those that follow.
+        fewer: as of `rows.rows_of`.
 
     Returns:
         A figure; `layout.meta` holds the width of a column in steps and a summary.
@@ -102,7 +104,7 @@ def divergence_heatmap(
     centers = bins.starts + (bins.width - 1) / 2
     ends = steps if until is None else until
     leavers = _leavers(ranks, steps, ends, checked & ~(relative == 0), span)
-    rows = rows_of(ranks, leavers)
+    rows = rows_of(ranks, leavers, fewer=fewer)
     bins = _on_rows(bins, rows)
     # Rank numbers need not be without gaps; the axis counts rows and its ticks name the ranks.
     common = {

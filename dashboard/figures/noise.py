@@ -55,6 +55,8 @@ def gradient_noise(
             "title": {"text": unit},
             "type": "log",
             "exponentformat": "e",
+            # At 1, 2 and 5 of each decade: numbers at each digit stand on each other.
+            "dtick": "D2",
             "fixedrange": True,
         },
         "hovermode": "x unified",

@@ -113,7 +113,7 @@ class Rows:
         ]
 
 
-def rows_of(ranks: Sequence[int], suspects: Collection[int]) -> Rows:
+def rows_of(ranks: Sequence[int], suspects: Collection[int], *, fewer: int = 1) -> Rows:
     """The rows of a chart of these ranks.
 
     Up to `MOST_ROWS` ranks have a row each, in their order. Of more, up to 32 suspects have rows of
@@ -123,15 +123,16 @@ def rows_of(ranks: Sequence[int], suspects: Collection[int]) -> Rows:
         ranks: [R], ascending.
         suspects: ranks that must not vanish among others; those that are not in `ranks` count for
             nothing.
+        fewer: times fewer rows of each sort, for a chart that is so many times less tall.
     """
     named = set(suspects)
     apart = [place for place, rank in enumerate(ranks) if rank in named]
-    if len(ranks) <= MOST_ROWS:
+    if len(ranks) <= MOST_ROWS // fewer:
         everyone = np.arange(len(ranks), dtype=np.int64)
         return Rows(tuple(ranks), everyone, everyone, 0)
     crowd = [place for place, rank in enumerate(ranks) if rank not in named]
-    own = _starts(len(apart), _SUSPECT_ROWS)
-    shared = _starts(len(crowd), _OTHER_ROWS)
+    own = _starts(len(apart), _SUSPECT_ROWS // fewer)
+    shared = _starts(len(crowd), _OTHER_ROWS // fewer)
     return Rows(
         tuple(ranks),
         np.array(apart + crowd, np.int64),

@@ -103,6 +103,12 @@ def faded(color: str, opacity: float) -> str:
     return f"rgba({red},{green},{blue},{opacity:g})"
 
 
+def blended(color: str, ground: str, share: float) -> str:
+    """`#rrggbb`: so much of a colour, 0 to 1, on a ground; as `faded`, and never seen through."""
+    pairs = zip(_channels(color), _channels(ground), strict=True)
+    return "#" + "".join(f"{round(share * a + (1 - share) * b):02x}" for a, b in pairs)
+
+
 def layout(theme: Theme) -> dict[str, Any]:
     """What all figures have in common; the size is left to the container."""
     axis = {

@@ -14,7 +14,7 @@ from rankscope.dashboard.figures.theme import LIGHT, Theme, layout
 
 # What the parts are computed from.
 SERIES = ("compute_seconds", "wait_seconds", "data_seconds", "step_seconds")
-_PARTS = ("compute", "wait for other ranks", "data", "step")
+_PARTS = ("compute", "compute and waiting", "wait for other ranks", "data", "step")
 # The rank that holds the others up waits less than half as long as any of them, and by 5 % of the
 # step less: below that, ranks of one job differ by what else their machines do.
 _FEW_WAITS = 0.5
@@ -30,8 +30,9 @@ def time_by_rank(
     """A bar for each rank, stacked: mean times of its steps, in milliseconds.
 
     What a rank waits for the others is a part of its `compute_seconds`, and is taken off it. Where
-    it is not reported, that part of the bar says so by its name; where only the step is timed, the
-    bar is not divided. Of more than 128 ranks suspects have bars of their own, others share some.
+    it is not reported, and there are others, that part of the bar says so by its name; where only
+    the step is timed, the bar is not divided. Of more than 128 ranks suspects have bars of their
+    own, others share some.
 
     Args:
         times: curves of the ranks by series, of `SERIES`.
@@ -124,7 +125,7 @@ def time_shares(times: Mapping[str, Sequence[Curve]], *, theme: Theme = LIGHT) -
     colors = dict(_colors(theme))
     traces: list[dict[str, Any]] = []
     whole = {c.rank: c for c in times.get("step_seconds", ())}
-    for series, name in (("wait_seconds", _PARTS[1]), ("data_seconds", _PARTS[2])):
+    for series, name in (("wait_seconds", _PARTS[2]), ("data_seconds", _PARTS[3])):
         steps, share = _share(times.get(series, ()), whole)
         if steps.size:
             traces.append(
@@ -146,7 +147,8 @@ def time_shares(times: Mapping[str, Sequence[Curve]], *, theme: Theme = LIGHT) -
 
 
 def _colors(theme: Theme) -> list[tuple[str, str]]:
-    colors = (theme.accent, theme.warning, theme.unsized, theme.muted)
+    # Of one bar there is only one of the first two.
+    colors = (theme.accent, theme.accent, theme.warning, theme.unsized, theme.muted)
     return list(zip(_PARTS, colors, strict=True))
 
 
@@ -165,11 +167,14 @@ def _parts(means: Mapping[str, Float64]) -> dict[str, Float64]:
     """Milliseconds [R] of each of `_PARTS`; what is not known of a rank is NaN."""
     compute, wait = means["compute_seconds"], means["wait_seconds"]
     data, step = means["data_seconds"], means["step_seconds"]
+    unknown = np.isnan(wait) & (len(wait) > 1)
     own = np.where(np.isnan(wait), compute, np.maximum(compute - wait, 0.0))
+    mixed = np.where(unknown, compute, np.nan)
+    own[unknown] = np.nan
     undivided = np.where(np.isnan(compute), step, np.nan)
     return {
         name: 1e3 * values
-        for name, values in zip(_PARTS, (own, wait, data, undivided), strict=True)
+        for name, values in zip(_PARTS, (own, mixed, wait, data, undivided), strict=True)
     }
 
 
@@ -192,8 +197,8 @@ def _share(curves: Sequence[Curve], whole: Mapping[int, Curve]) -> tuple[Int64, 
 
 
 def _facts(parts: Mapping[str, Float64], ranks: Sequence[int]) -> dict[str, Any]:
-    own, wait, data, step = parts.values()
-    total = np.nansum(np.stack([own, wait, data, step]), axis=0)
+    _, mixed, wait, data, _ = parts.values()
+    total = np.nansum(np.stack(list(parts.values())), axis=0)
 
     def share(part: Float64) -> float | None:
         known = np.isfinite(part) & (total > 0)
@@ -207,9 +212,12 @@ def _facts(parts: Mapping[str, Float64], ranks: Sequence[int]) -> dict[str, Any]
         said.append(f"{facts['data_share']:.0%} for data")
     if (holder := _holding_up(wait, total)) is not None:
         said.append(_held_up(holder, parts, ranks))
-    elif np.isfinite(own).any() and not np.isfinite(wait).any() and len(ranks) > 1:
-        slowest = ranks[int(np.argmax(np.where(np.isfinite(own), own, 0.0)))]
-        said.append(f"longest computing: rank {rank_list([slowest])}")
+    elif np.isfinite(mixed).any() and not np.isfinite(wait).any():
+        slowest = ranks[int(np.argmax(np.where(np.isfinite(mixed), mixed, 0.0)))]
+        said.append(
+            "how long a rank waits for the others is not known, and counts as computing; longest "
+            f"computing: rank {rank_list([slowest])}"
+        )
     milliseconds = {
         name: {str(r): float(v) for r, v in zip(ranks, values, strict=True) if np.isfinite(v)}
         for name, values in parts.items()
@@ -235,7 +243,7 @@ def _holding_up(wait: Float64, total: Float64) -> int | None:
 
 def _held_up(row: int, parts: Mapping[str, Float64], ranks: Sequence[int]) -> str:
     """`rank 3 holds the others up: it waits 1 ms (the others 30), ...`."""
-    own, wait, data, _ = parts.values()
+    own, _, wait, data, _ = parts.values()
     words = [
         f"{name} {values[row]:.3g} ms (the others {np.median(rest):.3g})"
         for name, values in (("waits", wait), ("data", data), ("computing", own))

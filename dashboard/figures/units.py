@@ -11,6 +11,10 @@ _TITLES = {
     "grad_norm_preclip": "norm before clipping (L2)",
     "lr": "learning rate",
     "step_seconds": "step time (s)",
+    # As the agent measures it: collectives are a part of the backward pass.
+    "compute_seconds": "compute and waiting (s)",
+    "wait_seconds": "wait for other ranks (s)",
+    "data_seconds": "wait for data (s)",
     "samples_per_second": "throughput (samples/s)",
     "process_resident_memory_bytes": "resident memory (bytes)",
     "process_mapped_file_bytes": "pages of files (bytes)",

@@ -1,7 +1,7 @@
 // The curves: one card a metric, drawn when it comes into view, all with one step axis.
 
 import { Problem, query, root, runPath } from "./api.js";
-import { $, el, number } from "./dom.js";
+import { $, el, number, show } from "./dom.js";
 import { exportMenu } from "./exports.js";
 import { Plot } from "./plot.js";
 
@@ -16,6 +16,9 @@ const MAX_FAMILY = 4;
 const FOLDED = { "rankscope/": "What the agent measured about itself" };
 // A model has a thousand tensors: charts of this many are laid out at a time, and found by the filter.
 const PAGE = 12;
+// On a phone a chart is half a screen: these come first, and all others at one touch.
+const NARROW = 640;
+const FIRST_FEW = 3;
 const MAX_FOUND = 24;
 
 const place = (metric) => (FIRST.includes(metric) ? FIRST.indexOf(metric) : FIRST.length);
@@ -30,11 +33,13 @@ export class Charts {
   #byTensor = [];
   #unfolded = new Map(); // family -> { shown, filter }
   #hovered = null;
+  #all = innerWidth >= NARROW;
 
   constructor({ run, state, onMark, onZoom, onReset, onHover }) {
     this.run = run;
     this.state = state;
     this.events = { onMark, onZoom, onReset, onHover };
+    $("charts-all").addEventListener("click", () => this.#showAll());
     this.observer = new IntersectionObserver((entries) => entries.forEach((e) => this.#seen(e)), {
       rootMargin: "250px 0px",
     });
@@ -80,7 +85,12 @@ export class Charts {
       flat.push(...found.slice(0, room));
       hidden += Math.max(0, found.length - room);
     }
-    this.#lay($("charts"), flat);
+    const kept = this.#all || wanted ? flat.length : FIRST_FEW;
+    const left = flat.length - kept;
+    $("charts-all").hidden = left <= 0;
+    $("charts-all").textContent = `Show ${left} more curve${left === 1 ? "" : "s"}`;
+    show($("families"), left <= 0);
+    this.#lay($("charts"), flat.slice(0, kept));
     this.#fold(folded);
     const any = this.#metrics.length || this.#byTensor.length;
     if (!flat.length && wanted && any) $("charts").replaceChildren(el("p", { class: "muted" }, "No metric fits the filter."));
@@ -219,7 +229,13 @@ export class Charts {
   }
 
   /** The card of a metric, if it is laid out. */
+  #showAll() {
+    this.#all = true;
+    this.arrange();
+  }
+
   node(metric) {
+    if (!this.#all) this.#showAll();
     const card = this.#cards.get(metric);
     return card?.node.isConnected ? card.node : null;
   }

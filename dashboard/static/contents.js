@@ -3,6 +3,8 @@
 import { $, el } from "./dom.js";
 
 const KEY = "rankscope-folded";
+// As the style sheet has it: below, a section is a screen or more.
+const NARROW = 640;
 
 function remembered() {
   try {
@@ -14,7 +16,7 @@ function remembered() {
 
 /**
  * Makes every `[data-section]` (its name in the bar) of the page foldable and lists it in the bar.
- * Those with `data-folded` are folded at first.
+ * Those with `data-folded` are folded at first; with `data-folded="narrow"` where the window is that of a phone.
  * @param onUnfold called with a section that was opened: what is in it may be drawn now
  */
 export function contents(bar, onUnfold) {
@@ -42,7 +44,8 @@ export function contents(bar, onUnfold) {
       },
     });
     title.before(button);
-    fold(section, folded[section.id] ?? section.hasAttribute("data-folded"));
+    const { folded: atFirst } = section.dataset;
+    fold(section, folded[section.id] ?? (atFirst === "" || (atFirst === "narrow" && innerWidth < NARROW)));
     const link = el("a", {
       href: `#${section.id}`,
       onclick: (event) => {

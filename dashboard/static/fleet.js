@@ -25,19 +25,21 @@ async function load() {
       get("/api/v1/projects", { limit: 500 }),
     ]);
     showError(null);
-    announce(fleet, running, projects.items.map((one) => one.name));
+    announce(fleet, running, projects.items);
   } catch (error) {
     showError(error);
   }
 }
 
 function announce({ kinds, hosts }, running, projects) {
-  const wanted = [...new Set([...projects, state.get("project")])].filter(Boolean);
+  const wanted = [...new Set([...projects.map((one) => one.name), state.get("project")])].filter(Boolean);
   fill($("project"), el("option", { value: "" }, "all"), wanted.map((name) => el("option", { value: name }, name)));
   $("project").value = state.get("project");
   const open = kinds.reduce((sum, kind) => sum + kind.open, 0);
   const many = running.next_cursor ? `${running.items.length}+` : running.items.length;
-  $("count").textContent = `${many} running, ${open} open alert${open === 1 ? "" : "s"}`;
+  const asked = projects.filter((one) => ["", one.name].includes(state.get("project")));
+  const all = asked.reduce((sum, one) => sum + one.runs, 0);
+  $("count").textContent = `${many} of ${count(all)} run${all === 1 ? "" : "s"} running, ${open} open alert${open === 1 ? "" : "s"}`;
   listed("running", running.items.map(runRow));
   listed("hosts", hosts.map((host) => row(host, ["q", null])));
   listed("kinds", kinds.map((kind) => row(kind, ["kind", kind.name])));

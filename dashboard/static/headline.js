@@ -135,10 +135,13 @@ function failed(roots, verdict) {
     tone: "warning",
     sign: "\u25C6",
     word: "Nothing open, but the run does not pass",
-    title: roots.length ? roots[0].title : "The verdict is: fail",
+    title: roots.length ? lasted(roots[0]) : "The verdict is: fail",
     body: verdict.reasons.map((reason) => el("p", { class: "cause" }, sentence(reason))),
   };
 }
+
+/** What an alert says, which speaks of now, and when it was over. */
+const lasted = (alert) => (alert.state === "open" ? alert.title : `${alert.title} (over, last seen at step ${alert.last_step})`);
 
 /** A reason as a sentence; one that begins with the name of a kind stays as it is. */
 const sentence = (text) => (/^\w+\./.test(text) ? text : text.charAt(0).toUpperCase() + text.slice(1));

@@ -17,7 +17,12 @@ const SIZES = "samples";
 const OWN = "grad_norm_local";
 const REDUCED = ["grad_norm", "grad_norm_preclip"];
 // Charts without an axis of steps.
-const NOT_STEPS = ["times", "data-ranks", "overlap"];
+const NOT_STEPS = ["times", "data-ranks", "overlap", "scaling"];
+// Of those that are there for some runs only, the server says whether there is something to show.
+const FOR_SOME = ["noise", "scaling"];
+const READ = ["data-ranks", "data-steps", "overlap"];
+const THROUGHPUT = "samples_per_second";
+const SELDOM_MS = 60_000;
 const NARROW = 640;
 const TALL = { few: 150, row: 16, most: 560 };
 
@@ -49,6 +54,8 @@ export class Overviews {
     this.#add("data-steps", "data-steps.json", () => this.#offered.read && steps(), events);
     this.#add("overlap", "overlap.json", () => this.#offered.read && steps(), () => ({}));
     this.#add("batch-sizes", "curves.json", () => this.#offered.read && { metric: SIZES, ...steps() }, events);
+    // What the run goes on to do changes little of it.
+    this.#add("scaling", "scaling.json", () => this.#offered.scaled && {}, () => ({ arrives: (meta) => show($("scaling-panel"), !meta.nothing) }), null, SELDOM_MS);
     this.#add("noise", "noise.json", () => this.#offered.noise && steps(), (view) => ({ ...events(view), arrives: (meta) => show($("noise-panel"), !meta.nothing) }));
     $("data-numbers").href = `${root}${runPath(run)}/data`;
     this.observer = new IntersectionObserver((entries) => {
@@ -64,9 +71,10 @@ export class Overviews {
     $("layer").addEventListener("change", () => state.set({ layer: $("layer").value }));
   }
 
-  #add(id, file, parameters, events, height = null) {
+  /** @param seldom milliseconds in which it is asked for once, whatever comes in between */
+  #add(id, file, parameters, events, height = null, seldom = 0) {
     const node = $(id);
-    const view = { node, file, parameters, height, visible: false, dirty: true };
+    const view = { node, file, parameters, height, seldom, asked: -Infinity, visible: false, dirty: true };
     view.plot = new Plot(node, events(view));
     this.#views.push(view);
     $(`${id}-files`)?.replaceChildren(exportMenu(view.plot, () => [id, node.dataset.shows].filter(Boolean).join("-")));
@@ -84,6 +92,7 @@ export class Overviews {
       by: by.length > 0 && ranks > 1,
       layer: layers.length > 0,
       read: names.includes(SIZES),
+      scaled: ranks > 1 && names.includes(THROUGHPUT),
       noise: ranks > 1 && names.includes(OWN) && REDUCED.some((name) => names.includes(name)),
       timed: TIMED.some((name) => names.includes(name)),
       shared: names.includes("step_seconds") && ["wait_seconds", "data_seconds"].some((name) => names.includes(name)),
@@ -95,7 +104,7 @@ export class Overviews {
     show($("layers-panel"), this.#offered.layer);
     show($("time-panel"), this.#offered.timed);
     show($("data-panel"), this.#offered.read);
-    show($("overlap").parentElement, ranks > 1);
+    this.single = ranks < 2;
     show($("shares").parentElement, this.#offered.shared);
     this.refresh();
   }
@@ -113,9 +122,10 @@ export class Overviews {
     $("rel").setAttribute("aria-pressed", String(this.state.get("rel") !== ""));
     for (const [id, name] of [["by", "by"], ["layer", "layer"]]) if (this.state.get(name)) $(id).value = this.state.get(name);
     for (const view of this.#views) {
+      if (view.theme === window.rankscopeTheme.current() && performance.now() - view.asked < view.seldom) continue;
       view.dirty = true;
-      // What is hidden is never in view: whether there is something to show by now, the server says.
-      const hidden = view.node.id === "noise" && $("noise-panel").hidden;
+      // What is hidden is never in view.
+      const hidden = view.absent || (FOR_SOME.includes(view.node.id) && $(`${view.node.id}-panel`).hidden);
       if (view.visible || hidden) this.#draw(view);
     }
   }
@@ -124,9 +134,11 @@ export class Overviews {
     const parameters = view.parameters();
     if (!parameters) return;
     view.dirty = false;
+    view.asked = performance.now();
+    view.theme = window.rankscopeTheme.current();
     view.node.dataset.shows = parameters.metric ?? "";
     try {
-      await view.plot.draw(`${this.folder}/${view.file}`, { ...parameters, theme: window.rankscopeTheme.current() });
+      await view.plot.draw(`${this.folder}/${view.file}`, { ...parameters, theme: view.theme });
       if (view.height && view.plot.drawn) {
         const tall = `${view.height(view.plot.meta)}px`;
         if (view.node.style.height !== tall) {
@@ -134,13 +146,17 @@ export class Overviews {
           await window.Plotly.Plots.resize(view.node);
         }
       }
+      view.absent = false;
       view.node.dataset.drawn = "true";
       const said = $(`${view.node.id}-said`);
       if (said) said.textContent = view.plot.meta.summary ?? "";
     } catch (error) {
       if (!(error instanceof Problem)) throw error;
-      view.plot.say(error.message);
+      // Of batches that were counted, and not identified, there is nothing to be shown.
+      view.absent = error.status === 404 && READ.includes(view.node.id);
+      if (!view.absent) view.plot.say(error.message);
     }
+    if (READ.includes(view.node.id)) show(view.node.parentElement, !view.absent && !(this.single && view.node.id === "overlap"));
   }
 
   point(step, origin) {

@@ -19,6 +19,7 @@ import { Plot, plotly } from "./plot.js";
 import { QueryState } from "./query.js";
 import { RankTable, isOrder } from "./ranks.js";
 import { plain, settings } from "./settings.js";
+import { tagLinks } from "./tags.js";
 
 const FACTS_MS = 1000;
 // New points alone: what they change is drawn more seldom still.
@@ -259,7 +260,7 @@ async function findGood() {
   const passed = items.filter((one) => one.id !== run && one.verdict === "pass" && Date.parse(one.started_at) < Date.parse(began));
   if (!passed.length) return;
   const about = await Promise.all(passed.slice(0, CANDIDATES).map((one) => get(runPath(one.id))));
-  const counts = about.map((one) => differing(one.config ?? {}, facts.run.config ?? {}));
+  const counts = about.map((one) => differing(one, facts.run));
   // Newest first: of those that differ in as few settings the newest one.
   const fewest = Math.min(...counts);
   const found = about[counts.indexOf(fewest)];
@@ -279,6 +280,7 @@ addEventListener("hashchange", arrive);
 const refreshFacts = throttle(FACTS_MS, loadFacts);
 // New points come all the time, and alerts do not wait for them.
 const refreshLater = throttle(POINTS_MS, loadFacts);
+let greeted = false; // Whether the stream has said once what the state of the run is.
 const reported = new Map(); // id of an alert -> what was reported of it last
 
 /** An event of the run: alerts and states are asked for at once, what only goes on more seldom. */
@@ -288,6 +290,12 @@ function heard(name, data) {
     facts.run.last_seen_at = new Date(serverNow()).toISOString();
   }
   let news = name !== "points";
+  if (name === "state" && !greeted) {
+    // The first is no change; after a break of the stream, it says that there may have been some.
+    greeted = true;
+    news = facts !== null && (data.state !== facts.run.state || data.world_size !== facts.run.world_size);
+    if (!news) return;
+  }
   if (name === "alert") {
     // Numbers in its title change with every step.
     const state = JSON.stringify([data.severity, data.state, data.acknowledged, data.silence]);
@@ -347,6 +355,7 @@ function tick() {
     $("facts"),
     fact("Run", el("span", {}, about.name || about.id)),
     fact("Project", about.project),
+    about.tags.length > 0 && fact("Tags", tagLinks(about.tags)),
     fact("State", stateBadge(about.state)),
     fact("Ranks", `${ranks.length} of ${about.world_size}`,
       ranks.length < about.world_size && el("span", { class: "stale" }, ` (${about.world_size - ranks.length} missing)`)),

@@ -6,6 +6,7 @@ import { showError } from "./frame.js";
 import { settled, staleness } from "./headline.js";
 import { QueryState } from "./query.js";
 import { Sparklines } from "./sparkline.js";
+import { tagLinks } from "./tags.js";
 
 const REFRESH_MS = 3000;
 const PAGE = 50;
@@ -14,7 +15,7 @@ const TOTALS_MS = 30_000;
 // What the heading of a column sorts by first: the largest, or, of these, the first of the alphabet.
 const TEXTS = ["run", "project", "state"];
 const COLUMNS = [...TEXTS, "verdict", "alerts", "ranks", "last_step", "heard", "started", "duration", "loss"];
-const state = new QueryState({ q: "", project: "", state: "", order: "", sort: "" }, (values) => {
+const state = new QueryState({ q: "", project: "", state: "", tag: "", order: "", sort: "" }, (values) => {
   if (values.order !== "newest") values.order = "";
   if (!COLUMNS.includes(values.sort.replace(/^-/, ""))) values.sort = "";
 });
@@ -26,15 +27,14 @@ let projects = "";
 async function load() {
   if (document.hidden) return;
   try {
-    if (Date.now() - totalsAt > TOTALS_MS) {
-      totalsAt = Date.now();
-      await loadTotals();
-    }
+    // Beside the first page: the rows wait for nothing that is not in them.
+    const counting = Date.now() - totalsAt > TOTALS_MS ? loadTotals() : null;
+    if (counting) totalsAt = Date.now();
     const items = [];
     let cursor = null;
     do {
       const page = await get("/api/v1/runs", {
-        q: state.get("q"), project: state.get("project"), state: state.get("state"),
+        q: state.get("q"), project: state.get("project"), state: state.get("state"), tag: state.get("tag"),
         order: state.get("order") || "attention", sort: state.get("sort"), limit: Math.min(wanted, 500), cursor,
       });
       items.push(...page.items);
@@ -42,13 +42,17 @@ async function load() {
     } while (cursor && items.length < wanted);
     showError(null);
     announce(items, Boolean(cursor));
+    if (counting) {
+      await counting;
+      announce(items, Boolean(cursor));
+    }
   } catch (error) {
     showError(error);
   }
 }
 
 function announce(runs, more) {
-  const filtered = ["q", "project", "state"].some((name) => state.get(name) !== "");
+  const filtered = ["q", "project", "state", "tag"].some((name) => state.get(name) !== "");
   show($("listing"), runs.length > 0);
   show($("empty"), runs.length === 0 && !filtered);
   show($("nothing"), runs.length === 0 && filtered);
@@ -56,6 +60,7 @@ function announce(runs, more) {
   fillRows(runs);
   show($("more"), more);
   offerProjects(runs);
+  offerTags(runs);
 }
 
 let totals = new Map(); // project -> number of its runs
@@ -63,7 +68,7 @@ let totals = new Map(); // project -> number of its runs
 /** How many there are, where that is known: of all, and of a project. */
 function counted(shown, more) {
   const total = state.get("project") ? totals.get(state.get("project")) : [...totals.values()].reduce((a, b) => a + b, 0);
-  const known = total && !state.get("q") && !state.get("state");
+  const known = total && !["q", "state", "tag"].some((name) => state.get(name));
   if (more && known) return `${count(shown)} of ${count(Math.max(total, shown))} runs`;
   return `${count(shown)}${more ? "+" : ""} run${shown === 1 ? "" : "s"}`;
 }
@@ -114,9 +119,9 @@ function row(run) {
   return el(
     "tr",
     {},
-    el("td", { class: "pick" }, el("input", { type: "checkbox", "aria-label": `Compare ${run.id}`, checked: picked.includes(run.id), onchange: () => pick(run.id) }), " ", el("a", { class: "run", href: runPage(run.id), title: run.name || run.id }, run.name || run.id), " ", el("span", { class: "muted" }, run.project)),
-    el("td", { "data-label": "Verdict" }, verdict(run)),
-    el("td", { "data-label": "State" }, stateBadge(run.state)),
+    el("td", { class: "pick" }, el("input", { type: "checkbox", "aria-label": `Compare ${run.id}`, checked: picked.includes(run.id), onchange: () => pick(run.id) }), " ", el("a", { class: "run", href: runPage(run.id), title: run.name || run.id }, run.name || run.id), " ", el("span", { class: "muted" }, run.project), " ", tagLinks(run.tags)),
+    el("td", { "data-label": "Verdict", class: "stands" }, verdict(run)),
+    el("td", { "data-label": "State", class: "stands" }, stateBadge(run.state)),
     el("td", { "data-label": "Open alerts", class: "alerts" }, openAlerts(run)),
     el("td", { "data-label": "Ranks", class: "number" }, count(run.world_size)),
     el("td", { "data-label": "Last step", class: "number" }, stepText(run.last_step)),
@@ -151,7 +156,13 @@ function offerProjects(runs) {
   $("project").value = state.get("project");
 }
 
+/** Those of the runs on the page: what is chosen is found among all runs. */
+function offerTags(runs) {
+  fill($("tags"), [...new Set(runs.flatMap((run) => run.tags))].sort().map((tag) => el("option", { value: tag })));
+}
+
 function dress() {
+  $("tag").value = state.get("tag");
   $("filter").value = state.get("q");
   $("state").value = state.get("state");
   const sort = state.get("sort");
@@ -182,12 +193,18 @@ $("order").addEventListener("change", () => {
   const order = ["", "newest"].includes(chosen);
   state.set(order ? { order: chosen, sort: "" } : { sort: chosen });
 });
+$("tag").addEventListener("input", debounce(200, () => state.set({ tag: $("tag").value.trim() })));
 $("listing").addEventListener("click", (event) => {
+  const tag = event.target.closest(".tag");
+  if (tag && !event.ctrlKey && !event.metaKey) {
+    event.preventDefault(); // Here the other filters stay.
+    state.set({ tag: tag.textContent }, { remember: true });
+  }
   const column = event.target.closest(".sort")?.dataset.column;
   if (column) state.set({ sort: sortedBy(column) }, { remember: true });
 });
 $("project").addEventListener("change", () => state.set({ project: $("project").value }));
-$("reset").addEventListener("click", () => state.set({ q: "", project: "", state: "" }));
+$("reset").addEventListener("click", () => state.set({ q: "", project: "", state: "", tag: "" }));
 $("more").addEventListener("click", () => {
   wanted += PAGE;
   load();

@@ -86,11 +86,25 @@ class Run(BaseModel):
     last_seen_at: datetime
     last_step: int
     config: dict[str, Any]
+    tags: list[str]
     verdict: VerdictName
     baseline: Baseline | None
     open_alerts: int
     worst_alert: OpenAlert | None
     silenced_alert: OpenAlert | None
+
+
+class TagChanges(Model):
+    """Which tags a run gets, and which are taken off it."""
+
+    add: list[str] = []
+    remove: list[str] = []
+
+
+class Tags(BaseModel):
+    """The tags that a run has, by name."""
+
+    tags: list[str]
 
 
 class Project(BaseModel):

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 from fastapi import APIRouter, Depends, Query
 from sqlalchemy import Connection, Engine
 
-from rankscope.agent.wire import SEVERITIES
+from rankscope.agent import wire
 from rankscope.server.alerts.lifecycle import severest
 from rankscope.server.api.deps import By, Database, Page, RunId, known_run, next_cursor, paging
 from rankscope.server.api.models import (
@@ -26,13 +26,15 @@ from rankscope.server.api.models import (
     RunDetail,
     RunState,
     Sampling,
+    TagChanges,
+    Tags,
     time_of,
 )
 from rankscope.server.api.problems import Problem
 from rankscope.server.api.verdict import summary
 from rankscope.server.storage.access import audit
 from rankscope.server.storage.database.engine import reading, writing
-from rankscope.server.storage.ingest import agents, attempts
+from rankscope.server.storage.ingest import agents, attempts, run_tags
 from rankscope.server.storage.judgement import alerts, baselines
 from rankscope.server.storage.judgement.alerts import Findings
 from rankscope.server.storage.maintenance import pruning
@@ -56,6 +58,10 @@ def list_runs(
         bool | None, Query(description="those that others of their project are compared with")
     ] = None,
     q: Annotated[str | None, Query(description="text that id or project contains")] = None,
+    tag: Annotated[
+        list[str] | None,
+        Query(description="a tag that they have; of several, all", max_length=wire.tags.MOST),
+    ] = None,
     order: Annotated[
         Literal["newest", "attention"],
         Query(description="`attention`: running ones first, then those that failed or were lost"),
@@ -83,6 +89,7 @@ def list_runs(
             state=state,
             baseline=baseline,
             search=q,
+            tags=tag or (),
             attention=order == "attention",
             column=column,
             descending=sort is not None and sort.startswith("-"),
@@ -201,6 +208,29 @@ def _say_baseline(engine: Engine, run: str, by: audit.Actor, said: Baseline) -> 
         audit.record(connection, by, act, run, details)
 
 
+@router.patch("/runs/{run}/tags")
+def change_tags(engine: Database, run: RunId, changes: TagChanges, by: By) -> Tags:
+    """Gives a run tags, words by which it is found again, and takes others off it.
+
+    The first ones are those that the job has named (option `tags` of the agent); a job that starts
+    again does not undo what was changed here.
+    """
+    for tag in changes.add:
+        if (problem := wire.tags.problem_of(tag)) is not None:
+            raise Problem(422, f"add: the tag {tag!r} {problem}")
+    if both := sorted({*changes.add} & {*changes.remove}):
+        raise Problem(422, f"add, remove: {both[0]!r} is in both")
+    try:
+        with writing(engine) as connection:
+            key = known_run(connection, run).key
+            found = run_tags.change(connection, run=key, add=changes.add, remove=changes.remove)
+            details = {"add": sorted(changes.add), "remove": sorted(changes.remove)}
+            audit.record(connection, by, "run.tags", run, details)
+    except run_tags.TooMany as error:
+        raise Problem(422, f"add: {error}") from error
+    return Tags(tags=found)
+
+
 def summaries(connection: Connection, rows: Sequence[Any]) -> list[Run]:
     """Runs as lists show them, of their rows."""
     keys = {row.key: row.id for row in rows}
@@ -218,6 +248,7 @@ def summaries(connection: Connection, rows: Sequence[Any]) -> list[Run]:
             last_seen_at=time_of(row.last_seen_at),
             last_step=row.last_step,
             config=row.config,
+            tags=run_tags.unpacked(row.tags),
             verdict=summary(row, found[row.key]),
             baseline=row.baseline,
             open_alerts=sum(a.state == "open" and a.parent is None for a in found[row.key].alerts),
@@ -243,7 +274,7 @@ def _worst(found: Findings, *, silenced: bool) -> OpenAlert | None:
         a.id: severest(a.severity, *(below[c] for c in a.consequences if c in below))
         for a in reported
     }
-    worst = max(reported, key=lambda a: (SEVERITIES.index(shown[a.id]), -a.first_step))
+    worst = max(reported, key=lambda a: (wire.SEVERITIES.index(shown[a.id]), -a.first_step))
     return OpenAlert.model_validate(
         {"id": worst.id, "kind": worst.kind, "severity": shown[worst.id], "title": worst.title}
     )

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from rankscope.agent import wire
 from rankscope.client.errors import NotRankscope, Problem, Unreachable
 from rankscope.client.http import Body, Http
-from rankscope.client.questions import API, Questions, fields
+from rankscope.client.questions import API, Questions, body_of, fields
 from rankscope.server.which_server import add_server
 
 OK, FAILED, USAGE, UNREACHABLE, UNKNOWN_RUN = 0, 1, 2, 3, 4
@@ -77,14 +77,17 @@ class Server:
         with self._refusals():
             return self.http.json("POST", f"{API}/ingest", body=body, timeout=60.0)
 
-    def change(self, method: str, path: str) -> None:
-        """Has a route change something; the token needs the scope `admin`.
+    def change(
+        self, method: str, path: str, changes: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Has a route change something, and what it says to that; {} where it says nothing.
 
         Raises:
             Refused: as `get`.
         """
+        body = None if changes is None else body_of(changes)
         with self._refusals():
-            self.http.json(method, f"{API}{path}")
+            return self.http.json(method, f"{API}{path}", body=body)
 
     def items(self, path: str, query: Query | None = None) -> list[Any]:
         """All items of a list, page by page.

@@ -7,8 +7,12 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rankscope.agent import wire
 from rankscope.server.commands import client
 from rankscope.server.detectors.wording import listing, ranks
+
+# Alerts that are printed: more of them nobody reads in a terminal.
+_SHOWN = 100
 
 
 @client.command
@@ -22,13 +26,16 @@ def runs(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--baseline", action="store_true", help="those that others are compared with alone"
     )
+    parser.add_argument(
+        "--tag", action="append", help="with this tag alone; given several times: with all of them"
+    )
     options = parser.parse_args(argv)
 
     def show(answer: Any) -> None:
         if not answer["items"]:
             print("No runs.")
             return
-        rows = [("RUN", "PROJECT", "STATE", "RANKS", "LAST STEP", "VERDICT", "OPEN ALERTS")]
+        rows = [("RUN", "PROJECT", "STATE", "RANKS", "LAST STEP", "VERDICT", "OPEN ALERTS", "TAGS")]
         for run in answer["items"]:
             rows.append(
                 (
@@ -39,12 +46,18 @@ def runs(argv: Sequence[str]) -> int:
                     "-" if run["last_step"] < 0 else str(run["last_step"]),
                     run["verdict"],
                     str(run["open_alerts"]),
+                    ", ".join(run.get("tags", ())),
                 )
             )
         print(*client.table(rows), sep="\n")
         _mention_more(answer)
 
-    query = {"project": options.project, "state": options.state, "limit": "100"}
+    query = {
+        "project": options.project,
+        "state": options.state,
+        "tag": options.tag,
+        "limit": "100",
+    }
     if options.baseline:
         query["baseline"] = "true"
     return _read(options, "/runs", query, show)
@@ -55,32 +68,43 @@ def alerts(argv: Sequence[str]) -> int:
     """`rankscope alerts RUN`: the alerts of a run."""
     parser = client.parser(
         "alerts",
-        "List the alerts of a run, newest first, and of further models that its processes train, "
-        "each in a run of its own (RUN.2).",
+        "List the alerts of a run, what is open first, the gravest before the others, and those of "
+        "further models that its processes train, each in a run of its own (RUN.2). JSON has them "
+        "as the server does: newest first.",
     )
     parser.add_argument("run", metavar="RUN", type=client.run_id, help="id of the run")
     parser.add_argument("--state", choices=("open", "resolved"), help="in this state alone")
     options = parser.parse_args(argv)
 
-    def show(answer: Any) -> None:
-        items = answer["items"]
-        if not items:
-            print("No alerts.")
-        shown = {alert["id"] for alert in items}
-        below: dict[str, list[Any]] = {}
-        for alert in items:
-            if alert["parent"] in shown:
-                below.setdefault(alert["parent"], []).append(alert)
-        for alert in items:
-            if alert["parent"] not in shown:
-                _show_alert(alert, below.get(alert["id"], []), asked=options.run)
-        _mention_more(answer)
-
     path = f"{client.run_path(options.run)}/alerts"
-    query = {"state": options.state, "limit": "100", "beside": "true"}
-    if not options.json:
-        query["consequences"] = "true"
-    return _read(options, path, query, show)
+    query = {"state": options.state, "beside": "true"}
+    if options.json:
+        return _read(options, path, {**query, "limit": "100"}, lambda answer: None)
+    _show_alerts(
+        client.server_of(options).items(path, {**query, "consequences": "true", "limit": "500"}),
+        asked=options.run,
+    )
+    return client.OK
+
+
+def _show_alerts(items: Sequence[Any], *, asked: str) -> None:
+    """Prints alerts, each with what follows from it; those somebody has to act on come first."""
+    if not items:
+        print("No alerts.")
+    known = {alert["id"] for alert in items}
+    below: dict[str, list[Any]] = {}
+    for alert in items:
+        if alert["parent"] in known:
+            below.setdefault(alert["parent"], []).append(alert)
+    # Newest first, as they come, where both are the same.
+    roots = sorted(
+        (alert for alert in items if alert["parent"] not in known),
+        key=lambda a: (a["state"] != "open", -wire.SEVERITIES.index(a["severity"])),
+    )
+    for alert in roots[:_SHOWN]:
+        _show_alert(alert, below.get(alert["id"], []), asked=asked)
+    if len(roots) > _SHOWN:
+        print(f"{len(roots) - _SHOWN} more are not printed; the dashboard has them.")
 
 
 def _show_alert(alert: Any, below: Sequence[Any], *, asked: str) -> None:
@@ -125,7 +149,7 @@ def _mention_more(answer: Any) -> None:
 def _read(
     options: argparse.Namespace,
     path: str,
-    query: dict[str, str | None],
+    query: client.Query,
     show: Callable[[Any], None],
 ) -> int:
     body = client.server_of(options).get(path, query)

@@ -113,7 +113,7 @@ def headline(facts: RunFacts) -> Headline:
             title = _sentence(_ENDS[run["state"]])
             word = f"The run {'failed' if run['state'] == 'failed' else 'was lost'}"
             return Headline("critical", word, title, tuple(_errors(run)))
-        title = roots[0]["title"] if roots else "The verdict is: fail"
+        title = _lasted(roots[0]) if roots else "The verdict is: fail"
         return Headline("warning", "Nothing open, but the run does not pass", title, reasons)
     word = "Too early to tell" if running else "Cannot tell"
     bad = "Nothing bad but what is silenced" if any(a["silenced"] for a in roots) else "Nothing bad"
@@ -178,3 +178,10 @@ def _errors(run: dict[str, Any]) -> Iterator[str]:
 def _sentence(text: str) -> str:
     # One that begins with the name of a kind stays as it is.
     return text if "." in text.split(" ")[0] else text[:1].upper() + text[1:]
+
+
+def _lasted(alert: dict[str, Any]) -> str:
+    """What an alert says, which speaks of now, and when it was over."""
+    if alert["state"] == "open":
+        return str(alert["title"])
+    return f"{alert['title']} (over, last seen at step {alert['last_step']})"

@@ -52,6 +52,7 @@ def test_the_defaults_of_table_and_dataclass_agree() -> None:
         ("allowance", "2.5", 2.5),
         ("allowance", "inf", float("inf")),
         ("tensorboard", "/tmp/tb", Path("/tmp/tb")),
+        ("tags", "nightly, ablation 3,nightly", ("ablation 3", "nightly")),
     ],
 )
 def test_the_environment_is_read(name: str, text: str, value: Any) -> None:

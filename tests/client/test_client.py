@@ -76,6 +76,9 @@ def call_everything(client, app):
     by_steps = [run.last_step for run in client.runs(project="digits", sort="-last_step")]
     assert by_steps == sorted(by_steps, reverse=True)
     assert isinstance(client.run("otter"), RunDetail)
+    assert client.change_tags("otter", add=["kept", "old"]).tags == ["kept", "old"]
+    assert client.change_tags("otter", remove=["old"]).tags == ["kept"]
+    assert [run.id for run in client.runs(tags=["kept"])] == ["otter"]
     assert [rank.rank for rank in client.data("otter", from_step=1, to_step=9).ranks] == []
     assert {project.name for project in client.projects()} >= {"digits", "birds"}
     assert [run.id for run in client.compare("otter", "heron").runs] == ["otter", "heron"]

@@ -38,6 +38,8 @@ def test_what_each_rank_read(browser, server, ranks, width, scheme):
     with watched_page(browser, server, width=width, height=12_000, scheme=scheme) as watched:
         page = watched.page
         page.goto(f"/runs/{RUNS[ranks].run}")
+        if width < 640:
+            page.locator("#data-panel .fold-button").click()
         for name in CHARTS:
             page.wait_for_selector(f"#{name}[data-drawn]")
         summary = page.inner_text("#overlap-said")

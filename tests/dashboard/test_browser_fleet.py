@@ -56,6 +56,8 @@ def test_the_page_says_what_runs_and_which_host_it_is_again(browser, server, wid
         assert "2 runs" in host.inner_text()
         assert "1 host in 2 runs or more" in page.inner_text("#hosts-said")
         assert page.locator("#running a.run").all_inner_texts() == ["living"]
+        runs = sum(one["runs"] for one in httpx.get(f"{server}/api/v1/projects").json()["items"])
+        assert f"1 of {runs} runs running" in page.inner_text("#count")
         assert page.evaluate("document.documentElement.scrollWidth") == width
         page.select_option("#project", "letters")
         page.wait_for_function("() => location.search === '?project=letters'")
@@ -91,7 +93,9 @@ def test_a_broken_run_leads_to_what_changed_since_the_last_good_one(browser, ser
         ("before", 6000.0, {}),
         ("other", 3000.0, {"lr": 0.1, "data": {"workers": 4}}),
     ):
-        good = SyntheticRun(run=name, ranks=2, steps=200, seconds_ago=ago, settings=settings)
+        good = SyntheticRun(
+            run=name, ranks=RUNS[0].ranks, steps=200, seconds_ago=ago, settings=settings
+        )
         post(server, good, size=200)
         wait_until_evaluated(server, good)
     with watched_page(browser, server) as watched:

@@ -244,6 +244,46 @@ def test_the_time_of_a_step_is_divided_rank_by_rank(open_page):
     assert dict(shares) == pytest.approx({"wait for other ranks": 0.225, "data": 0.1})
 
 
+def post_scaled(server: str, run: str, ranks: int, rate: float, **settings: object) -> None:
+    """A run of a project of its own whose ranks get `rate` samples a second done."""
+    made = SyntheticRun(run=run, ranks=ranks, steps=64, project="scaling", settings=settings)
+    headers = {"Content-Type": codec.CONTENT_TYPE}
+    for batch in made.batches(size=64):
+        # Slow at first, as the median does not notice.
+        rates = np.where(np.arange(64) < 8, rate / 10, rate + batch.rank)
+        columns = {"samples_per_second": Column(np.arange(64), rates)}
+        sent = replace(batch, columns=batch.columns | columns)
+        answer = httpx.post(f"{server}/api/v1/ingest", content=codec.encode(sent), headers=headers)
+        answer.raise_for_status()
+
+
+def test_efficiency_against_runs_with_fewer_ranks(open_page, server):
+    same = {"parameters_digest": "a", "threads": 1}
+    post_scaled(server.url, "on-2", 2, 1000.5, **same)
+    post_scaled(server.url, "on-4-before", 4, 10.0, **same)
+    post_scaled(server.url, "on-4", 4, 900.0, **same)
+    # Another model, and a run on more ranks: what they do says nothing.
+    post_scaled(server.url, "other-2", 2, 9000.0, parameters_digest="b", threads=1)
+    post_scaled(server.url, "on-16", 16, 700.0, **same)
+    post_scaled(server.url, "on-8", 8, 750.0, **same)
+    page = open_page("/runs/on-8")
+    said = meta(page, "#scaling")["summary"]
+    assert said == (
+        "754 samples a second and rank on 8 ranks, 75% of the 1,001 samples on 2 (run on-2)"
+    )
+    assert page.inner_text("#scaling-said") == said
+    points = page.evaluate(
+        """[...document.querySelectorAll('#scaling')].map(({ data: [line] }) =>
+          [line.x, line.y].map((values) => [...(values._inputArray ?? values)]))[0]"""
+    )
+    assert points[0] == [2, 4, 8]
+    assert points[1] == pytest.approx([1, 901.5 / 1001, 753.5 / 1001])
+    # Where there is nothing to compare with there is no empty panel.
+    page = open_page("/runs/on-2")
+    page.wait_for_selector("#times[data-drawn]")
+    assert not page.is_visible("#scaling-panel")
+
+
 def test_the_table_of_ranks_sorts_filters_and_groups(open_page, crowd):
     page = open_page(crowd("one"))
     first = "#ranks-body tr[data-rank]:first-child"

@@ -80,6 +80,41 @@ def test_runs_are_sorted_by_the_heading_of_a_column(browser, server):
         watched.assert_clean()
 
 
+@pytest.mark.parametrize("width", [1400, 400])
+def test_tags_are_shown_and_filter_the_list(browser, server, width):
+    for run, tags in (("ant", ["nightly", "<b>large"]), ("bee", ["nightly"]), ("timed", ["once"])):
+        asked = httpx.patch(f"{server}/api/v1/runs/{run}/tags", json={"add": tags})
+        asked.raise_for_status()
+    with watched_page(browser, server, width=width) as watched:
+        page = watched.page
+        page.goto("/?q=a")  # ant, cat, and bee, whose project is the farm
+        page.wait_for_selector('#runs a.tag:has-text("nightly")')
+        ant = page.locator("#runs tr", has=page.locator('a.run:text-is("ant")'))
+        assert ant.locator("a.tag").all_inner_texts() == ["<b>large", "nightly"]
+        assert page.locator("#tags option").evaluate_all("all => all.map((one) => one.value)") == [
+            "<b>large",
+            "nightly",
+        ]
+        ant.locator('a.tag:has-text("nightly")').click()
+        page.wait_for_function("() => document.querySelectorAll('#runs tr').length === 2")
+        # What was filtered by stays, and the address has both.
+        assert page.evaluate("location.search") == "?q=a&tag=nightly"
+        assert page.input_value("#tag") == "nightly"
+        assert page.inner_text("#count") == "2 runs"
+        page.fill("#tag", "no-such")
+        page.wait_for_selector("#nothing:not([hidden])")
+        page.click("#reset")
+        page.wait_for_selector("#listing:not([hidden])")
+        assert page.evaluate("location.search") == ""
+        # The page of a run leads to those like it.
+        page.goto("/runs/ant")
+        page.locator('#facts a.tag:has-text("nightly")').click()
+        page.wait_for_function("() => document.querySelectorAll('#runs tr').length === 2")
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        watched.complaints = [said for said in watched.complaints if "404" not in said]
+        watched.assert_clean()
+
+
 def test_on_a_telephone_the_order_is_chosen_from_a_list(browser, server):
     with watched_page(browser, server, width=400) as watched:
         page = watched.page

@@ -87,14 +87,19 @@ class Arrays:
         np.fill_diagonal(shared, np.nan)
         return DataRead((0, 1, 2, 3), np.arange(4), counts, counts, shared, (0,), True, False)
 
+    def scaling(self, run):
+        return []
+
     def metrics(self, run):
         return ["loss", "wait_seconds"]
 
     def alert(self, run, alert):
         kinds = {"a1": "desync.parameters", "a2": "rank.straggler", "a3": "lr.too_high"}
+        kinds |= {"a4": "update.missing", "a5": "gradient.vanishing"}
         if alert not in kinds:
             return None
-        return AlertFacts(kinds[alert], self.stage, (2,), 20, 29, {})
+        named = ("<b>stem.weight", ("grad_norm", "update_ratio")) if alert in ("a4", "a5") else ()
+        return AlertFacts(kinds[alert], self.stage, (2,), 20, 29, {}, *named)
 
     def marks(self, run):
         return [Mark("a1", "critical", "rank 2 left", 20, 29)]
@@ -165,6 +170,19 @@ def test_the_run_page_is_inert_to_a_hostile_name():
     assert "&lt;script&gt;" in answer.text
 
 
+def test_help_that_was_not_built_says_how_to_build_it(source, tmp_path):
+    app = FastAPI()
+    pages.install(app, source, site=tmp_path / "help")
+    with serve_app(app) as client:
+        answer = client.get("/help/", headers={"accept": "text/html"})
+        assert answer.status_code == 200
+        assert "<code>make docs</code>" in answer.text
+        assert "docs/tutorial.md" in answer.text
+        # Its link goes on leading here, by whichever way it is written.
+        assert client.get("/help", follow_redirects=True).text == answer.text
+        assert client.get("/help/kinds/loss.spike/").status_code == 404
+
+
 def test_an_unknown_run_is_explained_to_a_browser(client):
     answer = client.get("/runs/none", headers={"accept": "text/html,*/*"})
     assert answer.status_code == 404
@@ -232,6 +250,36 @@ def test_our_own_files_are_asked_for_again(client):
     assert first.headers["cache-control"] == "no-cache"
     again = client.get("/static/rankscope.css", headers={"if-none-match": first.headers["etag"]})
     assert again.status_code == 304
+
+
+@pytest.mark.parametrize("name", ["rankscope.css", "run.js", "icon.svg"])
+def test_our_own_files_travel_compressed(client, name):
+    asked = {"accept-encoding": "gzip"}
+    with client.stream("GET", f"/static/{name}", headers=asked) as answer:
+        sent = b"".join(answer.iter_raw())
+    assert answer.headers["content-encoding"] == "gzip"
+    assert int(answer.headers["content-length"]) == len(sent)
+    plain = client.get(f"/static/{name}", headers={"accept-encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    assert gzip.decompress(sent) == plain.content == (FOLDER / "static" / name).read_bytes()
+    for one in (answer, plain):
+        assert one.headers["vary"] == "Accept-Encoding"
+        assert one.headers["content-type"] == plain.headers["content-type"]
+        known = asked | {"if-none-match": one.headers["etag"]}
+        assert client.get(f"/static/{name}", headers=known).status_code == 304
+
+
+def test_the_run_page_names_all_its_scripts_at_once(client):
+    text = client.get(f"/runs/{RUN}").text
+    named = re.findall(r'<link rel="modulepreload" href="/static/([^"]+)">', text)
+    assert named[0] == "run.js"
+    assert len(named) == len(set(named))
+    imported = {
+        name
+        for script in named
+        for name in re.findall(r' from "\./([^"]+)"', (FOLDER / "static" / script).read_text())
+    }
+    assert imported == {*named} - {"run.js"}
 
 
 def test_curves_carry_the_numbers_with_their_nan(client):
@@ -355,11 +403,20 @@ def test_layers_that_were_not_sampled_are_an_empty_figure_and_no_error(client):
 @pytest.mark.parametrize(
     ("alert", "shows"),
     # The alert about the rate needs a series that this run has not, and falls back to the loss.
-    [("a1", "divergence"), ("a2", "wait_seconds"), ("a3", "loss")],
+    [
+        ("a1", "divergence"),
+        ("a2", "wait_seconds"),
+        ("a3", "loss"),
+        ("a4", "update_ratio/<b>stem.weight"),
+        ("a5", "grad_norm/<b>stem.weight"),
+    ],
 )
 def test_an_alert_is_shown_on_what_it_is_about(client, alert, shows):
     figure = client.get(f"/runs/{RUN}/figures/alerts/{alert}.json").json()
     assert figure["layout"]["meta"]["shows"] == shows
+    # Whose series it is stands over it, and is no markup.
+    title = figure["layout"].get("title", {}).get("text", "")
+    assert title == ("&lt;b&gt;stem.weight" if "/" in shows else "")
 
 
 @pytest.mark.parametrize(

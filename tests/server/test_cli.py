@@ -168,6 +168,8 @@ def test_what_follows_is_shown_with_its_root_which_is_as_grave(capsys, tmp_path)
                 alert("gradient.accumulating", 1, id="b", severity="critical", parent="root"),
                 alert("clipping.saturated", 0, id="a", severity="info", parent="root"),
                 alert("loss.spike", 5, id="other"),
+                alert("loss.plateau", 9, id="newest", severity="info"),
+                alert("loss.nonfinite", 9, id="over", severity="critical", state="resolved"),
             )
             key = runs.find_run(connection, RUN).key
             evaluation.save_alerts(connection, run=key, alerts=alerts)
@@ -176,7 +178,13 @@ def test_what_follows_is_shown_with_its_root_which_is_as_grave(capsys, tmp_path)
         assert called(lists.alerts, *asked) == cli.OK
         reported = capsys.readouterr().out.splitlines()
         roots = [line.split()[:2] for line in reported if line and not line.startswith(" ")]
-        assert sorted(roots) == [["CRITICAL", "update.missing"], ["WARNING", "loss.spike"]]
+        # What somebody has to act on first, whatever came last.
+        assert roots == [
+            ["CRITICAL", "update.missing"],
+            ["WARNING", "loss.spike"],
+            ["INFO", "loss.plateau"],
+            ["CRITICAL", "loss.nonfinite"],
+        ]
         place = reported.index("  consequences: 2")
         assert [line.split()[:2] for line in reported[place + 1 : place + 3]] == [
             ["INFO", "clipping.saturated"],
@@ -185,11 +193,20 @@ def test_what_follows_is_shown_with_its_root_which_is_as_grave(capsys, tmp_path)
         # Scripts read root causes, one an item.
         assert called(lists.alerts, *asked, "--json") == cli.OK
         items = json.loads(capsys.readouterr().out)["items"]
-        assert {a["id"]: a["severity"] for a in items} == {"root": "critical", "other": "warning"}
+        assert {a["id"]: a["severity"] for a in items} == {
+            "root": "critical",
+            "other": "warning",
+            "newest": "info",
+            "over": "critical",
+        }
         path = f"/api/v1/runs/{RUN}/alerts"
-        for severity, expected in (("critical", ["root"]), ("warning", ["other"]), ("info", [])):
+        for severity, expected in (
+            ("critical", {"root", "over"}),
+            ("warning", {"other"}),
+            ("info", {"newest"}),
+        ):
             found = client.get(path, params={"severity": severity}).json()["items"]
-            assert [a["id"] for a in found] == expected
+            assert {a["id"] for a in found} == expected
         assert client.get("/api/v1/alerts/root").json()["severity"] == "critical"
         assert client.get("/api/v1/runs").json()["items"][0]["worst_alert"] == {
             "id": "root",

@@ -481,8 +481,8 @@ def _finding(episode: Episode[Slow], state: LowState, policy: LowPolicy, window:
             else f"Raise the learning rate tenfold at a time, up to {number(facts.rate * times)}, "
             f"at which a step would change the parameters by {number(policy.usual_update)} of "
             "their size. If the rate is meant to be so, look at the gradient: it may be divided "
-            f"once too often (by {if_several(window.world_size, 'ranks, ', before='')}micro-batches, "
-            "or a mean over tokens)."
+            f"once too often (by {if_several(window.world_size, 'ranks, ', before='')}"
+            "micro-batches, or a mean over tokens)."
         )
     return episode.finding(
         kind="lr.too_low",

@@ -24,6 +24,7 @@ Act = Literal[
     "run.delete",
     "baseline.mark",
     "baseline.unmark",
+    "run.tags",
     "project.detectors",
     "silence.create",
     "silence.end",

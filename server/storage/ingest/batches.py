@@ -15,7 +15,7 @@ from rankscope.server.storage.database import dialect
 from rankscope.server.storage.database.bulk import Row, add_missing_rows, add_rows
 from rankscope.server.storage.database.packing import pack, pack_steps
 from rankscope.server.storage.database.plain import plain
-from rankscope.server.storage.ingest import starts
+from rankscope.server.storage.ingest import run_tags, starts
 from rankscope.server.storage.ingest.attempts import (
     Attempts,
     Process,
@@ -261,6 +261,9 @@ def _about_run(
         )
         if lowest in configs:
             new["config"] = plain(configs[lowest])
+            if named := wire.tags.of_config(new["config"]):
+                # Once: what people have said of the run since holds for a job that comes back.
+                new["tags"] = func.coalesce(schema.run.c.tags, run_tags.packed(named))
     return new
 
 

@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, Connection, and_, case, false, func, not_,
 from rankscope.agent.wire import SEVERITIES
 from rankscope.server.storage import schema
 from rankscope.server.storage.access.visibility import of_visible, visible
+from rankscope.server.storage.ingest import run_tags
 from rankscope.server.storage.ingest.run_names import run_key
 from rankscope.server.storage.judgement.baselines import TAKEN
 
@@ -43,6 +44,7 @@ def list_runs(
     state: str | None = None,
     baseline: bool | None = None,
     search: str | None = None,
+    tags: Sequence[str] = (),
     attention: bool = False,
     column: RunColumn | None = None,
     descending: bool = True,
@@ -54,6 +56,7 @@ def list_runs(
         attention: running ones first, then those that failed or were lost, each newest first.
         baseline: those that are baselines of their projects alone, or those that are not.
         search: text that id or project contains.
+        tags: those that have all of these.
         column: what they are sorted by instead; of `alerts`, those with the gravest open ones
             first, of equally grave ones those with most; of `verdict`, those that fail; of `loss`,
             those whose is not finite, and those without one always last.
@@ -84,6 +87,7 @@ def list_runs(
                 r.c.project.icontains(search, autoescape=True),
             )
         )
+    query = query.where(*(run_tags.has(tag) for tag in tags))
     if after is not None:
         here = tuple_(place, r.c.key)
         query = query.where(here < after if falls else here > after)
@@ -103,6 +107,9 @@ _REMEMBERED, _SIMILAR = 2_000, 3
 
 # Events that are long, and shown where an alert is.
 SURROUNDINGS = ("console", "git.diff")
+
+# Newest runs of a project among which those with fewer ranks are looked for.
+_SEARCHED = 200
 
 # Beyond all losses: that of a run without any.
 _NO_LOSS = sys.float_info.max
@@ -190,6 +197,20 @@ def list_beside(connection: Connection, row: Any) -> list[Any]:
         for r in found
         if r.project == row.project and r.config.get("first_run") == row.id and r.start == row.start
     ]
+
+
+def list_smaller(connection: Connection, row: Any) -> Sequence[Any]:
+    """Newest rows of a run's project that have fewer ranks than it, newest first."""
+    r = schema.run
+    newest = (
+        select(r.c.key, r.c.id, r.c.world_size, r.c.config, r.c.started_at)
+        .where(r.c.project == row.project, of_visible(r.c.project))
+        .order_by(r.c.started_at.desc(), r.c.key.desc())
+        .limit(_SEARCHED)
+        .subquery()
+    )
+    query = select(newest).where(newest.c.world_size < row.world_size)
+    return connection.execute(query.order_by(newest.c.started_at.desc(), newest.c.key.desc())).all()
 
 
 def ranks_seen(connection: Connection, *, runs: Sequence[int]) -> Mapping[int, Sequence[int]]:

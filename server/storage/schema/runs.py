@@ -52,6 +52,9 @@ run = Table(
     # Whether others of the project are compared with it: `passed` (the server says so), `marked` or
     # `unmarked` (a person does); NULL: not.
     Column("baseline", String(16), nullable=True),
+    # Words by which people find it again, by name, each between two line breaks, so that one is
+    # found by a search for it with both; NULL until the job or a person has named any.
+    Column("tags", Text, nullable=True),
     # When that is to be judged again (seconds since 1970); NULL: not before something changes.
     Column("judge_at", Float, nullable=True, server_default="0"),
     # Newest runs first, of all projects and of one.

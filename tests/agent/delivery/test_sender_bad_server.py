@@ -268,7 +268,12 @@ def test_the_trainers_random_numbers_are_left_alone(
 def test_what_a_person_has_to_put_right_is_said_by_a_short_run_too(
     collector: Collector, rank: Callable[..., Rank]
 ) -> None:
-    collector.always = Reply(status=401, body={"detail": "this server asks for a token"})
+    refusal = {
+        "status": 401,
+        "detail": "this server asks for a token",
+        "instance": "/api/v1/ingest",
+    }
+    collector.always = Reply(status=401, body=refusal)
     one = rank(collector, pace=replace(QUICK, first_backoff=60.0, longest_backoff=60.0))
     one.train(1)
     collector.wait_for(lambda c: c.requests >= 1)
@@ -276,4 +281,6 @@ def test_what_a_person_has_to_put_right_is_said_by_a_short_run_too(
 
     assert one.sender.counters.failures < 3
     [said] = one.problems
-    assert "it answers 401, this server asks for a token" in said
+    assert "does not let this job in (it answers 401, this server asks for a token)" in said
+    assert "Set RANKSCOPE_TOKEN to a token with the scope write" in said
+    assert "away" not in said

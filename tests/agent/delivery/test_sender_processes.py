@@ -73,7 +73,9 @@ def spool(tmp_path: Path) -> Path:
 def command(tmp_path: Path, collector: Collector, end: str) -> list[str]:
     script = tmp_path / "trainer.py"
     script.write_text(TRAINER + "".join(f"    {line}\n" for line in end.strip().splitlines()))
-    return [sys.executable, str(script), collector.url, str(tmp_path / "spool")]
+    # From 3.12 on Python itself warns of each fork of a process with threads.
+    forks = "ignore:This process:DeprecationWarning"
+    return [sys.executable, "-W", forks, str(script), collector.url, str(tmp_path / "spool")]
 
 
 def run(tmp_path: Path, collector: Collector, end: str) -> subprocess.CompletedProcess[str]:
@@ -122,6 +124,7 @@ def test_how_a_process_ended_is_said(
         ("fork", "raise", "failed"),
         ("fork", "exit", "failed"),
         ("spawn", "", "finished"),
+        ("spawn", "raise", "failed"),
     ],
 )
 def test_a_rank_that_multiprocessing_started_sends_its_exit_report(

@@ -186,10 +186,17 @@ def test_the_command_has_nothing_to_do(
 def test_the_command_says_what_is_left(
     collector: Collector, spool: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    collector.always = Reply(status=401, body={"detail": "the token has expired"})
+    refusal = {
+        "status": 401,
+        "detail": "the token has expired",
+        "instance": "/api/v1/ingest",
+    }
+    collector.always = Reply(status=401, body=refusal)
 
     assert main(["sync"]) == 3
     said = capsys.readouterr().out
+    assert "does not let you in: it answers 401" in said
+    assert "away" not in said
     assert f"10 batches are left in {spool}" in said
     assert "the token has expired" in said
     assert "s3cret" not in said

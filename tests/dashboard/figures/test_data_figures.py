@@ -93,3 +93,27 @@ def test_nothing_is_known():
     assert not overlap_matrix([0], np.full((1, 1), np.nan)).data
     alone = overlap_matrix([0, 1], none_shared(2)).layout.meta["summary"]
     assert alone == "No two ranks read the same samples in one pass through the data"
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=lambda theme: theme.name)
+def test_what_is_new_and_what_was_read_earlier_stand_out_from_the_ground(theme):
+    figure = data_by_rank((0,), np.array([[1, 1, 1, 1]]), passes=2, by_samples=True, theme=theme)
+    colors = [trace.marker.color for trace in figure.data]
+    assert len(set(colors)) == len(colors) == 4
+    for color in colors:
+        # Half of what text needs: a bar is no letter.
+        assert contrast(color, theme.panel) > 1.7, color
+
+
+def contrast(one: str, other: str) -> float:
+    """Of relative luminances (WCAG 2.2)."""
+
+    def luminance(color: str) -> float:
+        channels = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+        linear = np.where(
+            channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4
+        )
+        return float(linear @ [0.2126, 0.7152, 0.0722])
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)

@@ -212,3 +212,15 @@ def test_of_many_ranks_those_that_differ_have_rows_of_their_own(count):
         (-0.5, len(blocks) - 0.5, edge, edge),
         (edge, edge, -0.5, len(blocks) - 0.5),
     }
+
+
+def test_a_small_chart_has_fewer_rows_and_one_for_who_differs():
+    relative = np.zeros((256, 20))
+    relative[99, 10:] = 1e-3
+    checked = np.ones((256, 20), np.bool_)
+    figure = divergence_heatmap(range(256), np.arange(20), relative, checked, fewer=4)
+    [distance] = [t for t in figure.data if (t.meta or {}).get("role") == "distance"]
+    differs = np.isfinite(np.array(distance.z, float))
+    assert len(differs) == 1 + 16
+    assert differs[0].any()
+    assert not differs[1:].any()

@@ -38,7 +38,26 @@ def test_nobody_holds_the_others_up_where_all_wait_alike():
 
 
 def test_of_ranks_whose_waiting_is_not_known_the_longest_computing_is_named():
-    assert "longest computing: rank 1" in said([0.02, 0.05], None, [0.001, 0.001])
+    text = said([0.02, 0.05], None, [0.001, 0.001])
+    assert "longest computing: rank 1" in text
+    assert "waits for the others is not known, and counts as computing" in text
+
+
+def parts_of(compute, wait):
+    series = [timed("compute_seconds", compute)]
+    if wait is not None:
+        series.append(timed("wait_seconds", wait))
+    return {trace.name: list(trace.y) for trace in time_by_rank(dict(series)).data}
+
+
+def test_what_contains_waiting_is_not_called_computing():
+    assert parts_of([0.02, 0.05], None) == {"compute and waiting": pytest.approx([20, 50])}
+    # Who is alone waits for nobody.
+    assert parts_of([0.02], None) == {"compute": pytest.approx([20])}
+    assert parts_of([0.02, 0.05], [0.01, 0.01]) == {
+        "compute": pytest.approx([10, 40]),
+        "wait for other ranks": pytest.approx([10, 10]),
+    }
 
 
 @pytest.mark.parametrize("last", [None, (199, np.array([0.3, 0.002, np.nan]))])
