@@ -122,12 +122,14 @@ def _number(value: Any) -> int:
 
 
 def _check(state: CheckpointState) -> Check:
+    if state.loaded:
+        return Check.open("Other bits were loaded than were saved.")
     if state.compared:
-        return Check.ok("What was loaded is what was saved, on every rank that compared it.")
+        return Check.ok("What was loaded is what was saved, wherever it was compared.")
     if state.reported:
         return Check.missing("Checkpoints were saved, and none was loaded and compared.")
     return Check.missing(
-        "No rank says what it saves and loads: call `monitor.checkpoint` after both."
+        "Nothing says what is saved and loaded: call `monitor.checkpoint` after both."
     )
 
 

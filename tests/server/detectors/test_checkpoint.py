@@ -6,21 +6,8 @@ import pytest
 from rankscope.server.detectors.checkpoint import CheckpointMismatch
 from rankscope.server.window import Occurrence
 from tests.support.judging import judge
+from tests.support.runs.checkpoints import STEPS, load
 from tests.support.runs.traces import Trace
-
-STEPS = 60
-
-
-def load(rank, step, differing=(), *, tensors=10, loaded=True):
-    data = {
-        "path": "run/step500.pt",
-        "loaded": loaded,
-        "tensors": tensors,
-        "differing": len(differing),
-        "names": list(differing),
-        "saved": {"run": "run", "step": 500, "rank": 0, "world_size": 2},
-    }
-    return Occurrence(rank, step, "checkpoint", "", data)
 
 
 def judged(*events, cuts=()):

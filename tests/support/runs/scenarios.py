@@ -14,6 +14,7 @@ import numpy as np
 
 from rankscope.server.window import Window
 from tests.support.runs.chain import chain
+from tests.support.runs.checkpoints import loaded_at
 from tests.support.runs.courses import (
     answers,
     constant_answers,
@@ -315,6 +316,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         norms,
         pulling,
         averages,
+        loaded_at,
         memory,
         evaluated_nonfinite,
         left_plateau,
