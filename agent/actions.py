@@ -8,8 +8,10 @@ collective.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any
 
 # In the order in which one goes before the other where several are asked for.
@@ -17,6 +19,12 @@ _ACTIONS = ("", "skip", "save", "stop")
 # Times that a batch is left out, or a checkpoint saved, so that a storm of alerts neither fills a
 # disk nor leaves nothing to train on.
 _MOST = 10
+# Seconds after something was done in which alerts that ask for it again are taken for the same one:
+# each rank asks the server every five seconds, and hears of an alert at a time of its own.
+_ECHO_S = 20.0
+# Seconds by which the server's clock may be behind: alerts that were open before this process began
+# are about the one before it, and what they asked for has been done, or mended.
+_CLOCKS_S = 5.0
 
 
 class Actions:
@@ -38,18 +46,28 @@ class Actions:
         self._calls = 0
         self._asked: set[int] = set()
         self._done: Counter[int] = Counter()
+        self._done_at: dict[int, float] = {}
+        self._began = time.time()
 
     def stop(self, alert: Mapping[str, Any] | None = None) -> None:
         """Asks for the end of the training: `monitor.on_alert(actions.stop)`."""
-        self._asked.add(_ACTIONS.index("stop"))
+        self._ask("stop", alert)
 
     def save(self, alert: Mapping[str, Any] | None = None) -> None:
         """Asks for a checkpoint, 10 times at most."""
-        self._asked.add(_ACTIONS.index("save"))
+        self._ask("save", alert)
 
     def skip(self, alert: Mapping[str, Any] | None = None) -> None:
         """Asks for a batch to be left out, 10 times at most."""
-        self._asked.add(_ACTIONS.index("skip"))
+        self._ask("skip", alert)
+
+    def _ask(self, action: str, alert: Mapping[str, Any] | None) -> None:
+        which, told = _ACTIONS.index(action), alert or {}
+        if _opened(told) < self._began - _CLOCKS_S:
+            return
+        if "id" in told and time.monotonic() - self._done_at.get(which, -_ECHO_S) < _ECHO_S:
+            return
+        self._asked.add(which)
 
     def due(self) -> str:
         """What all ranks do now: `stop`, `save`, `skip`, or nothing (an empty text).
@@ -69,5 +87,14 @@ class Actions:
         self._asked.discard(asked)
         # All ranks count the same.
         self._done[asked] += 1
+        self._done_at[asked] = time.monotonic()
         is_over = _ACTIONS[asked] != "stop" and self._done[asked] > _MOST
         return "" if is_over else _ACTIONS[asked]
+
+
+def _opened(alert: Mapping[str, Any]) -> float:
+    """When an alert was opened, seconds since 1970; infinite where that is not said."""
+    try:
+        return datetime.fromisoformat(str(alert.get("opened_at"))).timestamp()
+    except ValueError:
+        return float("inf")

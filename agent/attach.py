@@ -115,7 +115,8 @@ def attach(
 
 def _main_of(model: torch.nn.Module, optimizers: Sequence[Any]) -> Any:
     """The optimizer that holds most elements of a model; nothing is chosen among others."""
-    own = {id(p): p.numel() for p in model.parameters()}
+    # Of what has no shape yet the size is not known.
+    own = {id(p): 0 if facts.is_unsized(p) else p.numel() for p in model.parameters()}
 
     def held(optimizer: Any) -> int:
         groups = getattr(optimizer, "param_groups", None)

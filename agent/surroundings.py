@@ -50,7 +50,7 @@ class Surroundings:
         self._records, self._count, self._guard = connection.records, count, guard
         self._console = Console(options.console, guard) if options.console else None
         self._reports, self._reported_at, self._written = 0, -math.inf, 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._diff: threading.Thread | None = None
         if options.git_diff and connection.identity.rank == 0:
             self._diff = threading.Thread(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import subprocess
+import threading
 from pathlib import Path
 
 _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 _MAX_REFERENCES = 100_000
 _MAX_LINKS = 5
+# A difference takes a second or two in large repositories.
+_SECONDS = 10.0
 
 
 def commit_of(folder: Path) -> str:
@@ -30,7 +33,8 @@ def commit_of(folder: Path) -> str:
 def diff_of(folder: Path, *, most: int) -> str:
     """What tracked files around `folder` have that their commit has not; empty where git says none.
 
-    git runs nothing that the repository's settings name for it: no external diff, no conversion.
+    git is told to run no external diff and no conversion; filters of files (`git lfs`) it runs.
+    What takes longer than some seconds, as on a file system that hangs, is given up.
 
     Args:
         most: characters that are read of it.
@@ -46,7 +50,11 @@ def diff_of(folder: Path, *, most: int) -> str:
             stderr=subprocess.DEVNULL,
         ) as git:
             assert git.stdout is not None
+            timer = threading.Timer(_SECONDS, git.kill)
+            timer.daemon = True
+            timer.start()
             found = git.stdout.read(most)
+            timer.cancel()
             git.kill()  # where there is more: it would wait for somebody who reads
     except OSError:
         return ""  # no git here

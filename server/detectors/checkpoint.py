@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.effects import EPISODE, Rule
@@ -15,6 +16,10 @@ from rankscope.server.window import Check, Occurrence, Window
 _KIND = "checkpoint.mismatch"
 _EVENT = "checkpoint"
 _MOST_NAMES = 5
+# What is kept of what an agent says: loads of all ranks, names of tensors and characters of each,
+# and what is said of the save.
+_MOST_LOADS, _MOST_KEPT, _LONGEST_PATH = 4096, 20, 200
+_SAVED = ("step", "rank", "world_size")
 
 
 @dataclass(slots=True)
@@ -26,7 +31,7 @@ class Loaded:
         path: of the checkpoint.
         tensors: how many differ, and how many were compared.
         names: the first of those that differ.
-        saved: `run`, `step` and `rank` of the save.
+        saved: `run`, `step`, `rank` and `world_size` of the save.
     """
 
     rank: int
@@ -39,11 +44,15 @@ class Loaded:
 
 @dataclass(slots=True)
 class CheckpointState:
-    """What is remembered: whether anything was compared, and what is not as saved, by rank."""
+    """What is remembered: whether anything was compared, and what is not as saved.
+
+    Attributes:
+        loaded: rank and path -> the load.
+    """
 
     compared: bool = False
     reported: bool = False
-    loaded: dict[int, Loaded] = field(default_factory=dict)
+    loaded: dict[tuple[int, str], Loaded] = field(default_factory=dict)
 
 
 class CheckpointMismatch(Detector[CheckpointState]):
@@ -88,10 +97,13 @@ class CheckpointMismatch(Detector[CheckpointState]):
         for event in sorted(window.events, key=lambda e: (e.step, e.rank)):
             if event.kind == _EVENT:
                 _take(event, state)
-        steps = sorted({one.step for one in state.loaded.values()})
+        loads = sorted({(one.step, one.path) for one in state.loaded.values()})
         findings = tuple(
-            _finding([one for one in state.loaded.values() if one.step == step], window.last_step)
-            for step in steps
+            _finding(
+                [one for one in state.loaded.values() if (one.step, one.path) == load],
+                window.last_step,
+            )
+            for load in loads
         )
         return Outcome({_KIND: _check(state)}, findings)
 
@@ -102,18 +114,26 @@ def _take(event: Occurrence, state: CheckpointState) -> None:
     if said.get("loaded") is not True or not (compared := _number(said.get("tensors"))):
         return
     state.compared = True
+    path = str(said.get("path", ""))[:_LONGEST_PATH]
+    # A model and its optimizer may be two files of one load; another load takes the place of both.
+    for known in [k for k, one in state.loaded.items() if k[0] == event.rank]:
+        if known[1] == path or state.loaded[known].step < event.step:
+            del state.loaded[known]
     differing = _number(said.get("differing"))
-    if not differing:
-        state.loaded.pop(event.rank, None)
+    if not differing or len(state.loaded) >= _MOST_LOADS:
         return
     names, saved = said.get("names"), said.get("saved")
-    state.loaded[event.rank] = Loaded(
+    of_save = saved if isinstance(saved, Mapping) else {}
+    state.loaded[event.rank, path] = Loaded(
         event.rank,
         event.step,
-        str(said.get("path", ""))[:200],
+        path,
         (differing, compared),
-        tuple(map(str, names[:20])) if isinstance(names, list | tuple) else (),
-        dict(saved) if isinstance(saved, Mapping) else {},
+        tuple(str(name)[:_LONGEST_PATH] for name in names[:_MOST_KEPT])
+        if isinstance(names, list | tuple)
+        else (),
+        {key: of_save[key] for key in _SAVED if isinstance(of_save.get(key), int)}
+        | {"run": str(of_save.get("run", ""))[:_LONGEST_PATH]},
     )
 
 
@@ -142,10 +162,11 @@ def _finding(loaded: list[Loaded], last_step: int) -> Finding:
     step = first.saved.get("step")
     after = f" after step {step}" if isinstance(step, int) else ""
     text = f"{ranks(who)} {agree(len(who), 'has')} loaded other bits than were saved"
-    record = f"{first.path}.digests/rank_{first.saved.get('rank', first.rank)}.json"
+    file = crc32(first.path.encode(errors="replace"))
+    record = f"{first.path.rstrip('/')}.digests/rank_{first.saved.get('rank', first.rank)}.json"
     return Incident.since(first.step, last_step).finding(
         kind=_KIND,
-        key=f"step:{first.step}",
+        key=f"step:{first.step}:{file:08x}",
         severity="critical",
         title=f"{text[:1].upper()}{text[1:]}: {count(differing, 'tensor')} of {compared}",
         ranks=who,

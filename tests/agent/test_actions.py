@@ -56,6 +56,29 @@ def test_a_storm_of_alerts_leaves_something_to_train_on():
     assert actions.due() == "stop"
 
 
+def test_an_alert_that_ranks_hear_of_one_after_the_other_is_acted_on_once(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("rankscope.agent.actions.time.monotonic", lambda: now[0])
+    actions = Actions()
+    done = []
+    for rank in range(4):
+        actions.skip({"id": f"the same, heard by rank {rank}"})
+        done.append(actions.due())
+        now[0] += 4.0
+    assert done == ["skip", "", "", ""]
+    now[0] += 30.0
+    actions.skip({"id": "another"})
+    assert actions.due() == "skip"
+
+
+def test_what_was_open_before_the_job_was_started_again_is_not_acted_on():
+    actions = Actions()
+    actions.stop({"id": "a", "opened_at": "2026-11-01T10:00:00Z"})
+    assert actions.due() == ""
+    actions.stop({"id": "b", "opened_at": "2100-01-01T10:00:00Z"})
+    assert actions.due() == "stop"
+
+
 def test_they_agree_as_often_as_was_asked_for():
     asked = []
 

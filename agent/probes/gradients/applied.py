@@ -125,7 +125,9 @@ class Gradients(Probe):
             tensors.append(values)
         if tensors:
             norms = gathered(tensor_norms(tensors))
-            facts.scalars["grad_norm"] = torch.linalg.vector_norm(norms)
+            # Of tensors that are dealt out a rank may hold nothing: that is no gradient of zero.
+            if any(t.numel() for t in tensors):
+                facts.scalars["grad_norm"] = torch.linalg.vector_norm(norms)
             facts.shared["gradient_norms"] = GradientNorms(rows, tensors, norms=norms)
 
     def _publish(

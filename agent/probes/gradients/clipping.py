@@ -290,7 +290,7 @@ def _notify_of_values(parameters: Sequence[torch.Tensor], before: _Before) -> No
         after = listener.norm_of(parameters)
         if after is not None:
             # By what `after_step` divides, so that nothing cut off is a factor of 1.
-            most = after * ((norm + _EPSILON) / norm)
+            most = torch.where(norm > 0, after * ((norm + _EPSILON) / norm), norm + _EPSILON)
             listener.clipped(parameters, float(number(most)) if most.is_cpu else most, norm, 2.0)
 
 

@@ -31,9 +31,13 @@ _ERRORS = 5.0
 # Elements of frozen layers over those that are trained, above which they are what is built upon:
 # the base of adapters, which have a fourth of it and less.
 _MINORITY = 1.5
-# Of more than these, the share of those that are as drawn which is no chance, and how many there
+# Of more than these, the share of those that are as drawn from which on nobody trained them: what
+# attention draws otherwise, embeddings and normalisations are the rest. And how many layers there
 # have to be: one random projection may be meant.
-_MAJORITY, _SEVERAL = 0.5, 2
+_UNTRAINED, _SEVERAL = 1 / 3, 2
+# Elements of a layer that are read at the most: they say as much as all of them, and a copy of a
+# large head is more than may be left of the device.
+_READ = 1 << 20
 
 
 class FrozenLayers(Probe):
@@ -45,7 +49,7 @@ class FrozenLayers(Probe):
     elsewhere looks different, and features that are frozen on purpose have nothing trained before
     them. Where frozen layers hold 1.5 times as many numbers as what is trained, or more, they are
     what is built upon: a model that was trained elsewhere, with adapters or a new head. Where more
-    than half of these numbers are as drawn, in two layers or more that the forward pass goes
+    than a third of these numbers are as drawn, in two layers or more that the forward pass goes
     through, it was not (`layers.untrained`).
 
     Tier `full`, at one sampled step; costs a pass over these weights, and nothing where no such
@@ -66,7 +70,7 @@ class FrozenLayers(Probe):
         self._drawn: list[torch.Tensor] = []
         self._passed: set[int] = set()
         self._called: set[int] = set()
-        self._base = False
+        self._base, self._frozen = False, 0
         self.module_called = context.guarded(self.name, self._module_called)
 
     def forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
@@ -88,6 +92,8 @@ class FrozenLayers(Probe):
         if not layers:
             return
         self._base = frozen > _MINORITY * trained
+        every = self._core.parameters()
+        self._frozen = sum(p.numel() for p in every if not p.requires_grad)
         began = processor_time()
         with torch.no_grad():
             drawn = [(name, layer, _is_as_drawn(layer)) for name, layer in layers[:_MOST]]
@@ -143,7 +149,7 @@ class FrozenLayers(Probe):
                 drawn_ones = [names for names, _, is_drawn in there if is_drawn]
                 if self._base:
                     share = sum(size for _, size, is_drawn in there if is_drawn)
-                    if len(drawn_ones) < _SEVERAL or share <= _MAJORITY * sum(sizes):
+                    if len(drawn_ones) < _SEVERAL or share <= _UNTRAINED * self._frozen:
                         return
                 self._say(facts.step, list(chain.from_iterable(drawn_ones)))
 
@@ -178,8 +184,11 @@ def _is_as_drawn(layer: nn.Module) -> torch.Tensor | None:
         return None
     # Of a shard what this rank holds: to reduce the whole would be a collective.
     local = held(weight).detach()
+    if weight.dim() < 2 or not local.numel():
+        return None
+    local = local[: max(1, _READ * len(local) // local.numel())]
     count = local.numel()
-    if count < _FEWEST or weight.dim() < 2:
+    if count < _FEWEST:
         return None
     bound = 1 / math.sqrt(weight.numel() / weight.shape[0])
     values = local.float()

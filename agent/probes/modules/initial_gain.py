@@ -57,8 +57,10 @@ class InitialGain(Probe):
             if len(gains) >= _FEWEST:
                 found = torch.stack(on_one_device(gains))
                 # No selection by a mask: how many there are would have to be waited for.
-                found = found.masked_fill(found == 0, math.nan)
-                self._gain = found.nanmedian().nan_to_num(0.0)
+                others = found.masked_fill(found == 0, math.nan).nanmedian()
+                median = torch.where((found == 0).all(), 0.0, others)
+                # Of weights that are no numbers the size is none either.
+                self._gain = torch.where(found.isnan().any(), math.nan, median)
         self._seconds = processor_time() - began
 
     def after_step(self, facts: StepFacts) -> None:

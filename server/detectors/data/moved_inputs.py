@@ -59,6 +59,9 @@ class MovedInputs:
         past: logarithms of the usual sizes.
         last: steps and sizes that are held against them.
         losses: step and mean over the ranks.
+        sparse: batches of nothing but zeros come now and then, or came before all others: they are
+            the data's, and say nothing.
+        zeros: such ones in a row.
     """
 
     past: deque[float] = field(default_factory=lambda: deque(maxlen=_BACK))
@@ -67,6 +70,8 @@ class MovedInputs:
     watch: Watch[Moved] = field(default_factory=lambda: Watch(clear_after=8))
     since: int = -1
     baseline: tuple[float, ...] = ()
+    sparse: bool = False
+    zeros: int = 0
 
     def take(self, window: Window, series: str) -> list[Finding]:
         """Goes through a window; what was found."""
@@ -74,9 +79,13 @@ class MovedInputs:
         at, means = mean_over_ranks(window, "loss")
         losses = iter(zip(at.tolist(), means.tolist(), strict=True))
         known = next(losses, None)
-        whole = (np.isfinite(rows) & (rows >= 0)).all(axis=1)
+        whole = np.isfinite(rows).all(axis=1)
+        # Of some ranks alone it is another finding (`input_sizes`, `odd_inputs`).
+        whole &= (rows > 0).all(axis=1) | (rows == 0).all(axis=1)
         sizes = np.maximum(rows, _ZERO)
         for step, row in zip(steps[whole].tolist(), sizes[whole], strict=True):
+            if not self._counts(step, zero=bool((row == _ZERO).all())):
+                continue
             while known is not None and known[0] <= step:
                 self._loss(known)
                 known = next(losses, None)
@@ -85,6 +94,16 @@ class MovedInputs:
             self._loss(known)
             known = next(losses, None)
         return [_finding(e, window.world_size) for e in self.watch.take(window.last_step)]
+
+    def _counts(self, step: int, *, zero: bool) -> bool:
+        """Whether a size is one to be judged: zeros where none have come and gone before."""
+        if not zero:
+            self.sparse |= 0 < self.zeros and self.watch.open(step) is None
+            self.zeros = 0
+            return True
+        self.zeros += 1
+        self.sparse |= len(self.past) < _LEAST
+        return not self.sparse
 
     def _loss(self, one: tuple[int, float]) -> None:
         if math.isfinite(one[1]):
@@ -103,7 +122,8 @@ class MovedInputs:
         self.last.popleft()
         # What was found does not become usual while it lasts.
         if found is None and (self.since < 0 or oldest[0] < self.since or self._settled(step)):
-            self.past.append(oldest[1])
+            if oldest[1] > math.log(2 * _ZERO):
+                self.past.append(oldest[1])
 
     def _settled(self, step: int) -> bool:
         """Whether the losses since are enough to say that they have not risen."""

@@ -50,10 +50,12 @@ class AveragingRounds:
     Attributes:
         never: the first of the rounds in which the same ranks never took part, and the one at which
             that was known; None for none.
+        wrote: ranks that have taken part in any.
     """
 
     last: deque[AveragingRound] = field(default_factory=lambda: deque(maxlen=4))
     never: tuple[AveragingRound, int] | None = None
+    wrote: set[int] = field(default_factory=set)
 
     @property
     def at(self) -> int:
@@ -99,6 +101,7 @@ class AveragingRounds:
             alone: whether every rank has trained for itself so far.
         """
         self.last.append(averaging)
+        self.wrote.update(averaging.present)
         return self._missed() or self._never(averaging.step, alone=alone)
 
     def _never(self, step: int, *, alone: bool) -> Finding | None:
@@ -108,6 +111,7 @@ class AveragingRounds:
         period = others[0].step - first.step
         regular = period >= 2 and all(b.step - a.step == period for a, b in pairwise(self.last))
         same = bool(first.absent) and all(other.absent == first.absent for other in others)
+        same &= self.wrote.isdisjoint(first.absent)
         if not (regular and same and (alone or self.never is not None)):
             self.never = None
             return None

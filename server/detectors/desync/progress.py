@@ -49,8 +49,8 @@ class ProgressPolicy(Policy):
         short: share of the others' steps that a rank which has ended may lack, as of data that are
             dealt out unequally (`Join`).
         few: steps that it may lack in any case.
-        pace: relative difference between the times that ranks took for the same steps, up to which
-            they wait for each other: of steps of 10 ms and more, what each does by itself between
+        pace: relative difference between the mean lengths of the ranks' steps, up to which they may
+            be waiting for each other: of steps of 10 ms and more, what each does by itself between
             two of them comes to less.
     """
 
@@ -64,24 +64,46 @@ class ProgressPolicy(Policy):
 
 @dataclass(slots=True)
 class Paces:
-    """How long the ranks took for the steps that all of them took, seconds by rank."""
+    """How long the ranks took for the steps that all of them took.
 
-    seconds: dict[int, float] = field(default_factory=dict)
+    Ranks that wait for each other are long at the same steps; those that do not are so each at
+    steps of its own, and the mean over R of them scatters as much less.
+
+    Attributes:
+        steps: number of them; sums of the logarithms of their lengths and of the squares by rank,
+            float64 [R], and those of the means over the ranks.
+    """
+
+    ranks: tuple[int, ...] = ()
     steps: int = 0
+    sums: Float64 = field(default_factory=lambda: np.zeros(0))
+    squares: Float64 = field(default_factory=lambda: np.zeros(0))
+    mean: float = 0.0
+    square: float = 0.0
 
     def take(self, window: Window) -> None:
         """Adds up the lengths of a window's steps."""
+        ranks = tuple(window.ranks.tolist())
+        if ranks != self.ranks:
+            self.ranks, self.steps, self.mean, self.square = ranks, 0, 0.0, 0.0
+            self.sums, self.squares = np.zeros(len(ranks)), np.zeros(len(ranks))
         _, rows = rank_rows(window, _LENGTH)
-        common = rows[np.isfinite(rows).all(axis=1)]
-        self.steps += len(common)
-        for rank, total in zip(window.ranks.tolist(), common.sum(axis=0).tolist(), strict=True):
-            self.seconds[rank] = self.seconds.get(rank, 0.0) + total
+        common = rows[(np.isfinite(rows) & (rows > 0)).all(axis=1)]
+        logs = np.log(common)
+        means = logs.mean(axis=1) if len(logs) else np.zeros(0)
+        self.steps += len(logs)
+        self.sums, self.squares = self.sums + logs.sum(axis=0), self.squares + (logs**2).sum(axis=0)
+        self.mean, self.square = self.mean + means.sum(), self.square + (means**2).sum()
 
     def level(self, near: float) -> bool:
-        """Whether all took as long as the others, over enough steps to tell."""
-        longest = max(self.seconds.values(), default=0.0)
-        apart = longest - min(self.seconds.values(), default=0.0)
-        return self.steps >= _FEWEST_STEPS and apart <= near * longest
+        """Whether all took as long as the others, step by step, over enough steps to tell."""
+        if self.steps < _FEWEST_STEPS or len(self.ranks) < 2:
+            return False
+        lengths = self.sums / self.steps
+        each = float((self.squares / self.steps - lengths**2).mean())
+        together = self.square / self.steps - (self.mean / self.steps) ** 2
+        least = (1 + 1 / len(self.ranks)) / 2  # half way between ranks that wait and that do not
+        return float(np.ptp(lengths)) <= near and together > least * each
 
 
 class _Late(NamedTuple):
@@ -160,9 +182,9 @@ class Progress(Detector[ProgressState]):
         comparison. A rank that stepped without a backward pass, as the others did not, and whose
         norm is theirs of one step before twice in a row since, has taken a step more. A rank that
         reduced its gradients with the others, or holds a part of what they train (where one part is
-        no other's copy, and 32 steps or more took all ranks as long, within a tenth), and ended
-        without an error, more than 8 steps and a third of theirs before them, has stopped training,
-        or what is watched of it.
+        no other's copy, and 32 steps or more took all ranks as long, within a tenth in the mean and
+        more at the same steps), and ended without an error, more than 8 steps and a third of theirs
+        before them, has stopped training, or what is watched of it.
 
     Severity:
         Critical; warning for a rank that ended early, and for the epoch alone, which counts as over

@@ -129,6 +129,8 @@ class ExplodingState:
         start, best = median(self.begin), self.progress.best
         newest = [value for _, value in self.losses][-level:]
         gained = start - best
+        if not all(map(math.isfinite, newest)):
+            return 1.0
         if len(newest) < level or not gained > _GAINED * abs(start):
             return 1.0
         return (median(newest) - best) / gained

@@ -65,6 +65,7 @@ class SilentRanks:
 
     policy: SilentRankPolicy
     ranks: dict[int, Course] = field(default_factory=dict)
+    _known: tuple[int, int] = (-1, -1)
 
     def take(self, window: Window) -> None:
         """Goes through the norms of a window."""
@@ -93,15 +94,19 @@ class SilentRanks:
             spoke = len(course.zeros) >= self.policy.spoke and not any(course.zeros)
             least = self.policy.silent if spoke else self.policy.never
             silent = (spoke or not course.zeros) and course.in_a_row >= least
-            if silent and self._others(course.since):
+            if silent and self._others(step) >= course.since:
                 course.watch.bad(step, bool(course.zeros), first_step=course.since)
 
-    def _others(self, since: int) -> bool:
-        """Whether the training goes on without this rank. Ranks may be sampled at other steps."""
-        return any(
-            sum(step >= since for step in course.spoke) >= self.policy.others
-            for course in self.ranks.values()
-        )
+    def _others(self, step: int) -> int:
+        """Since when the training goes on without ranks that are silent: some other spoke as often.
+
+        Ranks may be sampled at other steps. Once a step, since many may be silent.
+        """
+        if self._known[0] != step:
+            often = self.policy.others
+            spoke = (c.spoke[-often] for c in self.ranks.values() if len(c.spoke) >= often)
+            self._known = step, max(spoke, default=-1)
+        return self._known[1]
 
     def findings(self, last_step: int) -> list[Finding]:
         """Of all ranks, in their order."""

@@ -148,15 +148,20 @@ class LossDropped(Detector[DroppedState]):
         """Takes the losses step by step."""
         policy = self.policy
         state.phases.take(window)
+        known = np.isin(window.ranks, state.ranks)
         for step, row in zip(*(a.tolist() for a in rank_rows(window, "loss")), strict=True):
             losses = np.array(row)
             state.spacing.push(step)
             # A server of parameters has none, ever, and a stage but the last one.
-            there = window.ranks[~np.isnan(losses)].tolist()
-            state.ranks = tuple(sorted({*state.ranks, *there}))
-            losses = losses[np.isin(window.ranks, state.ranks)]
-            if not np.isfinite(losses).all() or (
-                state.losses and len(state.losses[-1]) != len(losses)
+            there = ~np.isnan(losses)
+            if there.sum() > len(state.ranks) or not there[known].all():
+                state.ranks = tuple(sorted({*state.ranks, *window.ranks[there].tolist()}))
+                known = np.isin(window.ranks, state.ranks)
+            losses = losses[known]
+            if (
+                not len(losses)
+                or not np.isfinite(losses).all()
+                or (state.losses and len(state.losses[-1]) != len(losses))
             ):
                 _forget(state)
                 continue

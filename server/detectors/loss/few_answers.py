@@ -6,9 +6,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.batch_sizes import whole_batches
 from rankscope.server.detectors.walking import mean_by_step, median
 from rankscope.server.window import Window
 
@@ -46,11 +44,12 @@ class FewAnswers:
     def lay(self, window: Window) -> None:
         """Lays what was posted in a window ready; `pass_to` then lets it count step by step."""
         accuracies, tokens = (mean_by_step(window, name) for name in ("accuracy", "tokens"))
-        for step, row in zip(*rank_rows(window, "samples"), strict=True):
-            accuracy = accuracies.get(int(step), math.nan)
+        # Ranks that share a batch give the same answers.
+        whole = dict(zip(window.steps.tolist(), whole_batches(window)[0].tolist(), strict=True))
+        for step, accuracy in accuracies.items():
             # Of sequences each token is an answer, and those of one are wrong together.
-            if math.isfinite(accuracy) and int(step) not in tokens:
-                self._waiting.append((int(step), accuracy, float(np.nansum(row))))
+            if math.isfinite(accuracy) and step not in tokens and math.isfinite(whole[step]):
+                self._waiting.append((step, accuracy, whole[step]))
 
     def pass_to(self, step: int) -> None:
         """Lets everything up to and including a step count."""

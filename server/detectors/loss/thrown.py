@@ -60,6 +60,9 @@ class ThrownUp:
         self.latest.append(loss)
         if self.count < _PATIENCE:
             return
+        if self.first_step > 0:
+            self.over = True  # it goes on from what was trained before
+            return
         first, now = self.early[0], float(np.mean(self.latest))
         low = float(np.quantile(self.latest, _LOW))
         if not first > 0 or low <= first or (known and self.watch.current is None):

@@ -82,6 +82,7 @@ class GrowingPolicy(Policy):
             At 4 a fifth of what was free is gone.
         night: the same where it runs out within this time: who starts a job in the evening finds
             it ended in the morning.
+        glance: share of that time for which it has been growing, at the least.
     """
 
     least_bytes: Bytes = 2.0**25
@@ -96,6 +97,7 @@ class GrowingPolicy(Policy):
     data: Times = 16.0
     soon: Times = 4.0
     night: Seconds = 12 * 3600.0
+    glance: Share = 1 / 256
 
 
 @dataclass(slots=True)
@@ -414,7 +416,10 @@ def _is_soon(facts: Growth, step: int, policy: GrowingPolicy) -> bool:
 
 def _update(episode: Episode[Growth], facts: Growth, policy: GrowingPolicy) -> None:
     """What is known by now; what was said of an alert's severity stays."""
-    soon = _is_soon(facts, episode.last_step, policy) or facts.seconds <= policy.night
+    soon = _is_soon(facts, episode.last_step, policy)
+    # Not from a glance: what begins to train grows for a while.
+    seen = (episode.last_step - facts.since) / max(facts.exhausted - episode.last_step, 1.0)
+    soon |= facts.seconds <= policy.night and seen >= policy.glance
     serious = episode.facts.serious or soon
     episode.facts = facts
     episode.facts.serious = serious

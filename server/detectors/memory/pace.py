@@ -23,10 +23,11 @@ class Lengths:
 
     def __init__(self, window: Window, before: tuple[int, float]) -> None:
         steps, rows = rank_rows(window, _LENGTH)
-        known = np.isfinite(rows).any(axis=1)
+        finite = np.where(np.isfinite(rows), rows, -np.inf).max(axis=1, initial=-np.inf)
+        known = finite > -np.inf
         self._steps = steps[known]
         # Of all ranks the slowest: the others wait for it.
-        self._sums = np.concatenate(([0.0], np.cumsum(np.nanmax(rows[known], axis=1))))
+        self._sums = np.concatenate(([0.0], np.cumsum(finite[known])))
         self._before = before
 
     def mean(self, step: int) -> float:

@@ -120,16 +120,20 @@ class RateTooHigh(Detector[HighState]):
         median, the loss rose to half above its first value within 20 steps, and after 100 the
         answers explain 5 % of the deviance or less (the last 30; where that is not known, the loss
         is still above its first value); not of weights that began at zero. Or SGD has a momentum of
-        0.98 or more, and the norm of the parameters has come to 3 times what it was (medians of 5).
-        Without the second sign the data are as likely, and nothing is said here. Over after 200
-        steps without the first.
+        0.98 or more, and the norm of the parameters has come to 3 times what it was (medians of 5)
+        within 4 / (1 - momentum) steps. Without the second sign the data are as likely, and nothing
+        is said here. Over after 200 steps without the first.
 
     Severity:
-        As the first sign has it; a sign that is but info is none.
+        As the first sign has it; a sign that is but info is none. Warning for the first steps (key
+        `start`, until the answers are worth more) and for a momentum (key `momentum`, over after 50
+        steps without).
 
     Evidence:
-        `sign` (its kind), `lr`, `update_ratio` where it is posted, `input_rms` of large inputs, and
-        where the rate rose `lr_before`, `lr_after`, `lr_step`.
+        `sign` (its kind, `start` or `momentum`), `lr`, `update_ratio` where it is posted,
+        `input_rms` of large inputs, and where the rate rose `lr_before`, `lr_after`, `lr_step`. Of
+        the first steps `loss_first`, `loss_highest`, `explained_deviance`; of a momentum that, and
+        the norm at `first` and `now`.
 
     Source:
         Stability needs a rate below 2 over the largest curvature (Cohen et al. 2021); the size of
@@ -188,7 +192,7 @@ class RateTooHigh(Detector[HighState]):
             finding
             for answer in answers
             for finding in answer.findings
-            if finding.severity != "info" and (finding.kind != _DEAD or finding.key == _UNITS)
+            if finding.kind != _DEAD or finding.key == _UNITS
         ]
         asked = {kind: check for answer in answers for kind, check in answer.checks.items()}
         # Units report a rate that was too high, and nothing where there are none.
@@ -201,6 +205,9 @@ class RateTooHigh(Detector[HighState]):
             if identity not in state.judged:
                 state.judged[identity] = _second_sign(sign, state, self.policy)
             high = state.judged[identity]
+            # What is information may become a warning later: the second sign is that of now.
+            if sign.severity == "info":
+                continue
             if high is None or 0 <= state.start.seen < sign.seen_step and _start_counts(state):
                 continue
             # One at a time: what comes while one lasts belongs to it.
@@ -282,7 +289,7 @@ def _start_counts(state: HighState) -> bool:
 
 
 def _start_finding(start: BadStart, policy: HighPolicy) -> Finding:
-    rate, known = start.rate, len(start.explained) > 0
+    rate, known = start.rate, start.known
     explained = float(np.mean(start.explained)) if known else math.nan
     usable = rate * min(max(policy.usual_update / start.written, policy.least_cut), policy.most_cut)
     worth = "The answers are still worth no more than one that is always the same."

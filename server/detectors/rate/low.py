@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
+from rankscope.server.detectors.configured import finite, parameter_groups
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share
 from rankscope.server.detectors.statistics import Progress
@@ -25,6 +25,8 @@ _RISING = 1.05
 # `eps` of an adaptive optimizer from which on it counts beside the roots of second moments: 1e-8 is
 # usual, 1e-4 is recommended for half precision.
 _LARGE_EPSILON = 1e-3
+# Those that add it to the root of the second moment, beside which it is meant to be nothing.
+_ADAMS = frozenset(("Adam", "AdamW", "NAdam", "RAdam", "Adamax"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,10 +402,11 @@ def _check(state: LowState, policy: LowPolicy) -> Check:
 
 
 def _epsilon(window: Window) -> float:
-    """The largest `eps` of the optimizer's groups; 0 where it has none."""
-    groups = window.config.get("parameter_groups")
-    said = [g.get("eps") for g in groups or () if isinstance(g, Mapping)]
-    return max((float(e) for e in said if isinstance(e, int | float)), default=0.0)
+    """The largest `eps` of an optimizer of Adam's family; 0 for another one."""
+    if window.config.get("optimizer") not in _ADAMS:
+        return 0.0
+    said = (finite(group.get("eps")) for group in parameter_groups(window.config))
+    return max((eps for eps in said if eps is not None), default=0.0)
 
 
 def _finding(episode: Episode[Slow], state: LowState, policy: LowPolicy, window: Window) -> Finding:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.configured import finite, parameter_groups
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import number
@@ -17,6 +18,8 @@ _HEAVY = 0.98
 # Times that the norm of all parameters has come to what it was: steps that follow the loss take
 # hundreds of steps to double it, from torch's own initialisation.
 _GROWN = 3.0
+# Times the steps for which a gradient is followed, within which they grow so by that alone.
+_HORIZON = 4.0
 # Norms whose median is taken.
 _AROUND = 5
 
@@ -33,30 +36,42 @@ class Carried:
 
 @dataclass(slots=True)
 class Momentum:
-    """Follows the size of the parameters under a heavy momentum."""
+    """Follows the size of the parameters under a heavy momentum.
+
+    Attributes:
+        zeros: the weights began at zero: beside that any size is large.
+    """
 
     momentum: float = 0.0
     rate: float = math.nan
     begin: int = -1
+    zeros: bool = False
     first: list[float] = field(default_factory=list)
     newest: list[float] = field(default_factory=list)
     watch: Watch[Carried] = field(default_factory=lambda: Watch(clear_after=50))
 
     def configured(self, config: Mapping[str, Any]) -> None:
-        """Takes what the optimizer was made with."""
-        groups = config.get("parameter_groups")
-        for group in groups if isinstance(groups, list | tuple) else ():
-            said = group.get("momentum") if isinstance(group, Mapping) else None
-            if isinstance(said, int | float) and math.isfinite(said):
-                self.momentum = max(self.momentum, float(said))
+        """Takes what the optimizer was made with; with another momentum all begins anew."""
+        found = 0.0
+        for group in parameter_groups(config):
+            # What a step adds is made smaller by as much.
+            dampened = (finite(group.get("dampening")) or 0.0) > 0
+            found = max(found, 0.0 if dampened else finite(group.get("momentum")) or 0.0)
+        if found != self.momentum:
+            self.momentum, self.begin, self.zeros = found, -1, False
+            self.first, self.newest = [], []
 
     def take(self, step: int, row: Mapping[str, float]) -> None:
         """Takes a step's values."""
         norm = row.get("weight_norm", math.nan)
         if self.begin < 0:
             self.begin, self.rate = step, row.get("lr", math.nan)
-        if self.momentum < _HEAVY or not (math.isfinite(norm) and norm > 0):
+        self.zeros |= row.get("initial_gain") == 0
+        if self.momentum < _HEAVY or self.zeros or not (math.isfinite(norm) and norm > 0):
             return
+        horizon = _HORIZON / max(1 - self.momentum, 1e-6)
+        if step - self.begin > horizon and self.watch.open(step) is None:
+            return  # parameters grow in the course of any long training
         if len(self.first) < _AROUND:
             self.first.append(norm)
         self.newest = [*self.newest[1 - _AROUND :], norm]

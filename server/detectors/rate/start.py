@@ -29,7 +29,7 @@ class BadStart:
 
     Attributes:
         written: median update of the first steps, relative to the parameters.
-        rate: at the first step.
+        rate: the largest of the first steps.
         first, highest: the first loss, and the highest of the first ones.
         gain: of the weights before the first step, NaN where it is not known: beside weights that
             begin at zero every update is large.
@@ -77,23 +77,35 @@ class BadStart:
         if not math.isfinite(loss):
             return
         if not self.count:
-            self.first_step, self.first, self.rate = step, loss, row.get("lr", math.nan)
+            self.first_step, self.first = step, loss
         if self.count < _LOSSES:
             self.highest = max(self.highest, loss)
+            self.rate = max((self.rate, row.get("lr", math.nan)), key=_or_least)
         self.count += 1
         self.losses.append(loss)
         if self.count < _PATIENCE or self.over or not self.first > 0:
             return
         if self.seen < 0 and (self.began_at_zero or not self.written > overwriting):
             self.over = True
+        elif self.first_step > 0:
+            self.over = True  # it goes on from what was trained before
         elif self.highest <= (1 + _RISE) * self.first or self._learns():
             self.over = True
         else:
             self.seen = step if self.seen < 0 else self.seen
             self.last = step
 
+    @property
+    def known(self) -> bool:
+        """Whether it is known what the answers explain."""
+        return len(self.explained) == _LATEST
+
     def _learns(self) -> bool:
         """Whether the answers are worth something; where that is not known, the loss is lower."""
-        if len(self.explained) == _LATEST:
+        if self.known:
             return float(np.mean(self.explained)) > _NOTHING
         return float(np.mean(self.losses)) < self.first
+
+
+def _or_least(rate: float) -> float:
+    return rate if math.isfinite(rate) else -math.inf

@@ -66,6 +66,7 @@ class FrozenState:
         closed: tensors that are written again and again.
         between: rank -> tensors between trained ones that are as they were initialised.
         before: rank -> tensors before what is trained that are so.
+        starts: rank -> how many of its processes have begun.
         explained: the latest shares of the deviance explained; `observed` so many, and `little` the
             mean of the latest once they are enough.
     """
@@ -77,6 +78,7 @@ class FrozenState:
     between: dict[int, tuple[str, ...]] = field(default_factory=dict)
     before: dict[int, tuple[str, ...]] = field(default_factory=dict)
     explained: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
+    starts: dict[int, int] = field(default_factory=dict)
     observed: int = 0
     reached: float = math.nan
 
@@ -99,8 +101,8 @@ class UpdateFrozen(Detector[FrozenState]):
         frozen by accident (key `between`) whose weights are torch's own draw still (the largest
         within 20 / n of the limit 1 / sqrt(fan in), the variance within 5 standard errors), through
         which gradients pass to trained ones, and that hold less than 1.5 times as many numbers as
-        these; so are (key `before`) two or more, with more than half of all frozen numbers, that
-        come before what is trained.
+        these; so are (key `before`) two or more, with more than a third of all frozen numbers,
+        where these are most of the model.
 
     Severity:
         Info: nothing shows that it was not meant. Warning for layers that are frozen by accident;
@@ -132,6 +134,12 @@ class UpdateFrozen(Detector[FrozenState]):
         state.last_step = max(state.last_step, window.last_step)
         if state.begin < 0 and len(window.steps):
             state.begin = int(window.steps[0])
+        for rank, begins in window.begins.items():
+            if len(begins) > state.starts.get(rank, 1):
+                # Its weights may be others now: it says so again where they are not.
+                state.before.pop(rank, None)
+                state.between.pop(rank, None)
+            state.starts[rank] = len(begins)
         for event in window.events:
             names = event.data.get("tensors")
             if event.kind in (_BETWEEN, _BEFORE) and isinstance(names, list | tuple):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
+from rankscope.server.detectors.configured import finite
 from rankscope.server.detectors.effects import BLUR, Rule
 from rankscope.server.detectors.episode import Watch
 from rankscope.server.detectors.policy import Observations, Policy, Seconds, Share, Times
@@ -451,8 +452,8 @@ class UpdateMissing(Detector[MissingState]):
 
 def _holds_copies(held: Mapping[str, Any], missing: int) -> bool:
     """Whether an optimizer holds as many tensors that are not the model's as it leaves out."""
-    total, own = held.get("count"), held.get("of_the_model")
-    if not (isinstance(total, int) and isinstance(own, int | float)):
+    total, own = finite(held.get("count")), finite(held.get("of_the_model"))
+    if total is None or own is None:
         return False
     return missing > 0 and round(total * (1 - own)) == missing
 

@@ -17,6 +17,8 @@ from rankscope.server.window import Check, Window
 _AFTER, _BETWEEN = "parameters", "outside_optimizer"
 # Steps of a rank that are remembered: of what is set back, the copy is mostly a recent one.
 _MEMORY = 4096
+# Parameters from elsewhere that are remembered: a checkpoint, or a few of them.
+_FEW = 64
 # Ranks that are followed: replicas agree, and what one rank alone does is a desync.
 _RANKS = 8
 
@@ -42,9 +44,15 @@ class Return:
 
 @dataclass(slots=True)
 class Past:
-    """Of one rank: the digests after its steps, with the last step that each was seen after."""
+    """Of one rank: the digests after its steps, with the last step that each was seen after.
+
+    Attributes:
+        elsewhere: what was written between two steps and came from none of those, with the step
+            after which that was.
+    """
 
     seen: dict[int, int] = field(default_factory=dict)
+    elsewhere: dict[int, int] = field(default_factory=dict)
     order: deque[tuple[int, int]] = field(default_factory=deque)
     step: int = -2
     digest: int = 0
@@ -52,10 +60,6 @@ class Past:
     def push(self, step: int, digest: int) -> None:
         """The parameters after a step."""
         self.step, self.digest = step, digest
-        self.remember(step, digest)
-
-    def remember(self, step: int, digest: int) -> None:
-        """Parameters that there were at a step."""
         self.seen[digest] = step
         self.order.append((step, digest))
         if len(self.order) > _MEMORY:
@@ -147,11 +151,13 @@ class UpdateReverted(Detector[RevertedState]):
         if not change or past.step != step - 1:
             return -1
         written = (past.digest + change) % 2**64
-        earlier = past.seen.get(written, -1)
+        earlier = past.seen.get(written, past.elsewhere.get(written, -1))
         if earlier < 0:
             # What was before the first step that was seen, or comes from elsewhere: should the same
             # be written once more, it is known then.
-            past.remember(step - 1, written)
+            past.elsewhere[written] = step - 1
+            if len(past.elsewhere) > _FEW:
+                del past.elsewhere[next(iter(past.elsewhere))]
         return earlier if earlier < step - 1 else -1
 
     def _check(self, state: RevertedState) -> Check:

@@ -165,6 +165,8 @@ class ScheduleMismatch(Detector[ScheduleState]):
         state.steps += len(window.steps)
         steps, rows = rank_rows(window, "lr")
         for step, rates in zip(steps.tolist(), np.nanmax(rows, axis=1).tolist(), strict=True):
+            if not math.isfinite(rates):
+                continue
             state.first = step if state.first < 0 else state.first
             state.judged += 1
             self._alternate(step, rates, state)

@@ -33,6 +33,17 @@ def test_it_is_over_once_the_rank_has_loaded_what_was_saved():
     assert (alert.state, alert.ranks) == ("resolved", (1,))
 
 
+@pytest.mark.parametrize("cuts", [(), (1,), (20, 40)])
+def test_another_file_of_the_same_load_hides_nothing(cuts):
+    model, optimizer = load(0, 3, ("a",)), load(0, 3)
+    optimizer = Occurrence(0, 3, "checkpoint", "", {**optimizer.data, "path": "run/optimizer.pt"})
+    (alert,) = judged(model, optimizer, cuts=cuts).alerts
+    assert (alert.state, alert.tensors) == ("open", ("a",))
+    later = Occurrence(0, 30, "checkpoint", "", {**optimizer.data, "path": "run/step600.pt"})
+    (alert,) = judged(model, optimizer, later, cuts=(20,)).alerts
+    assert alert.state == "resolved"
+
+
 @pytest.mark.parametrize(
     ("events", "status"),
     [

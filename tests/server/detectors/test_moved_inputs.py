@@ -61,6 +61,19 @@ def test_inputs_that_are_nothing_but_zeros(ranks):
     assert alert.title == "All inputs are zero since step 120"
     assert "  " not in alert.cause
     assert [a for a in alerts(0.0, until=122) if a.key == "inputs:all"] == []
+    # Before all others, and in between: they are the data's.
+    assert [a for a in alerts(0.0, at=0, until=40) if a.key == "inputs:all"] == []
+
+
+@pytest.mark.parametrize("cuts", [(), range(0, STEPS, 7)], ids=["one", "many"])
+def test_batches_of_zeros_now_and_then_are_the_data_s(cuts):
+    random = np.random.default_rng(0)
+    size = np.where(random.random((2, 2000)) < 0.3, 0.0, 1.0)
+    size[1] = size[0]
+    series = {"loss": np.ones((2, 2000)), "input_rms": size}
+    made = Trace("sparse", 0, np.arange(2000), series)
+    found = judge(made, [DataOutlier()], cuts).alerts
+    assert [a for a in found if a.key == "inputs:all"] == []
 
 
 @pytest.mark.parametrize(

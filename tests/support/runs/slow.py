@@ -44,5 +44,5 @@ def slow(
     if norm_left is not None:
         norms = np.maximum(np.exp(-0.1 * np.arange(steps)), norm_left)
         series["grad_norm"] = norms * np.exp(0.1 * random.standard_normal(shape))
-    config = {"parameter_groups": [{"lr": 1e-6, "eps": eps}]} if eps else {}
+    config = {"optimizer": "Adam", "parameter_groups": [{"lr": 1e-6, "eps": eps}]} if eps else {}
     return Trace("slow", seed, np.arange(steps), series, config=config)
