@@ -69,3 +69,14 @@ def test_gradients_as_large_as_at_the_start_that_the_loss_hardly_feels(height, s
     trace.series["loss"][:, 300:] += 0.05
     (alert,) = judge(trace, [GradientExploding()]).alerts
     assert alert.severity == severity
+
+
+def test_a_loss_that_is_lost_is_hardly_what_it_was():
+    def norms(each):
+        return np.where(each < 40, 1.0, np.where(each >= 300, 0.8, 0.005))
+
+    trace = learned(wrong=0, norms=norms)
+    trace.series["loss"][:, 300:310] += 0.05
+    trace.series["loss"][:, 310:] = np.nan
+    (alert,) = judge(trace, [GradientExploding()]).alerts
+    assert alert.severity == "critical"

@@ -7,7 +7,7 @@ from rankscope.server.detectors.rate.high import RateTooHigh
 from rankscope.server.window import Series, Window
 
 
-def findings(momentum, grown, *, steps=200):
+def findings(momentum, grown, *, steps=200, **more):
     """Of a run whose parameters come to so many times what they were."""
     each = np.arange(steps)
     posted = {
@@ -23,7 +23,7 @@ def findings(momentum, grown, *, steps=200):
         steps=each,
         series={name: Series(values[None], there) for name, values in posted.items()},
         last_step=steps - 1,
-        config={"parameter_groups": [{"momentum": momentum, "lr": 0.1}]},
+        config={"parameter_groups": [{"momentum": momentum, "lr": 0.1, **more}]},
     )
     return detector.advance(window, detector.start()).findings
 
@@ -39,3 +39,16 @@ def test_a_heavy_momentum_and_parameters_that_grow():
 @pytest.mark.parametrize(("momentum", "grown"), [(0.9, 6.0), (0.995, 2.0)])
 def test_either_of_them_alone_is_usual(momentum, grown):
     assert not findings(momentum, grown)
+
+
+def test_parameters_grow_in_the_course_of_any_long_training():
+    assert not findings(0.98, 6.0, steps=2000)
+
+
+@pytest.mark.parametrize("said", [10**400, float("nan"), True, "0.995", None])
+def test_what_an_agent_may_say_breaks_nothing(said):
+    assert not findings(said, 6.0)
+
+
+def test_dampened_steps_are_as_much_smaller():
+    assert not findings(0.995, 6.0, dampening=0.995)

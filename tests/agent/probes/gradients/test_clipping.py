@@ -265,3 +265,9 @@ def test_clipped_values_of_another_model_are_not_its_own(job):
     other(torch.ones(1, 2)).sum().backward()
     torch.nn.utils.clip_grad_value_(other.parameters(), 1e-3)
     assert "clip_coefficient" not in job.step()
+
+
+def test_a_gradient_of_zeros_is_not_cut(job):
+    job.backward(factor=0.0)
+    torch.nn.utils.clip_grad_value_(job.parameters, 0.2)
+    assert job.step()["clip_coefficient"] == pytest.approx(1.0)

@@ -54,6 +54,13 @@ def test_layers_at_zero_count_only_where_all_of_them_are():
     assert float(gains(stack(0.0))[0]) == 0.0
 
 
+def test_weights_that_are_no_numbers_have_no_gain():
+    model = stack()
+    with torch.no_grad():
+        model[2].weight.fill_(math.nan)
+    assert math.isnan(float(gains(model)[0]))
+
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
