@@ -32,6 +32,7 @@ class Flat:
         inputs: root mean square of the inputs; NaN where it is not known.
         nears: the answers are far worse than that, and become better.
         guessed: among how many answers guessing costs as much; 0 where that is not so.
+        short: there are too few losses to be sure of more than that.
         overcome: the model has begun to learn since, of data that it had not seen often.
     """
 
@@ -53,6 +54,7 @@ class Flat:
     inputs: float = math.nan
     nears: bool = False
     guessed: int = 0
+    short: bool = False
     overcome: bool = False
 
     @property
@@ -62,7 +64,7 @@ class Flat:
 
     def certain(self, policy: PlateauPolicy) -> bool:
         """Whether something beside the loss says that it should have moved."""
-        if self.unlearns(policy):
+        if self.short or self.unlearns(policy):
             return False
         # What guessing costs is no proof: a loss of another unit may be there by chance.
         if self.nothing or self.rash or self.worse or self.vanished(policy):

@@ -97,7 +97,8 @@ class LossPlateau(Detector[PlateauState]):
         as with targets that are not scaled.
 
     Severity:
-        Warning where the accuracy is low, updates are below 1e-5 of the parameters, the share of
+        Info before 200 steps: jobs that try something out have targets at random. Then a warning
+        where the accuracy is low, updates are below 1e-5 of the parameters, the share of
         the deviance says so, or the gradient has shrunk to less than a tenth of the first ten
         norms; info once the model explains more than 0.01 (by 3 standard errors) or its accuracy
         has risen, of data of which it has seen each sample up to 4 times, and nothing but the
@@ -266,6 +267,7 @@ class LossPlateau(Detector[PlateauState]):
             inputs=median(state.inputs),
             nears=worse and self._nears(state),
             guessed=guessed,
+            short=state.total < policy.evidence,
         )
         if (
             not facts.rash
