@@ -18,9 +18,9 @@ from rankscope.server.window import Check, Window
 _EVENT = "parameters.written"
 _BETWEEN, _BEFORE = "layers.frozen", "layers.untrained"
 # Observations of the deviance explained after which it shows what came of layers that nobody
-# trained, and the latest of them that are averaged; and the share below which that is little.
-# Random features may do: a head on them learns what is easy.
-_OBSERVED, _LATEST, _LITTLE = 100, 20, 0.25
+# trained, and the latest of them that are averaged; and the share below which that is nothing.
+# Random features may do: a head on them learns what is easy, and explained 0.12 where it was meant.
+_OBSERVED, _LATEST, _LITTLE = 100, 20, 0.02
 # What is written at one interval is written again after as many steps as it took until the first
 # time. Nobody is kept waiting for longer than this: target networks are brought up to date after
 # 100 to 1,000 steps, epochs of larger ones may end later.
@@ -107,7 +107,7 @@ class UpdateFrozen(Detector[FrozenState]):
     Severity:
         Info: nothing shows that it was not meant. Warning for layers that are frozen by accident;
         of those before what is trained where the last 20 of the first 100 observations of the
-        deviance explained come to less than 0.25.
+        deviance explained come to less than 0.02.
 
     Evidence:
         `agreed_until` (last step at which all ranks had found it unchanged), `count`, `steps` (the

@@ -34,7 +34,7 @@ def frozen_written(
     of: int = 3,
     between: Sequence[str] = (),
     before: Sequence[str] = (),
-    explained: float = 0.1,
+    explained: float = 0.0,
 ) -> Trace:
     """Some ranks find a frozen tensor changed at some steps, or layers that nobody trained."""
     data = {"tensors": ["base.weight"], "count": 1}
