@@ -15,6 +15,7 @@ from rankscope.server.window import Check, Occurrence, Window
 
 _KIND = "checkpoint.mismatch"
 _EVENT = "checkpoint"
+# Tensors that a sentence names: the alert has the others.
 _MOST_NAMES = 5
 # What is kept of what an agent says: loads of all ranks, names of tensors and characters of each,
 # and what is said of the save.

@@ -26,8 +26,8 @@ class ClippingPolicy(Policy):
 
     Attributes:
         share: share of the last 100 gradients that were clipped, from which on it is reported.
-        felt: clipping factor below which the steps are other ones for it: a few elements that are
-            cut off at their limit leave all but a hundredth.
+        shortened: clipping factor below which the steps are other ones for it: a few elements that
+            are cut off at their limit leave all but a hundredth.
         tiny: clipping factor below which it is no matter of outliers, and a warning.
         soon: consecutive gradients with such a factor that are reported at once.
         short: clipping factor below which steps of plain SGD are short, which has nothing that
@@ -37,7 +37,7 @@ class ClippingPolicy(Policy):
     """
 
     share: Share = 0.95
-    felt: Share = 0.99
+    shortened: Share = 0.99
     tiny: Share = 1e-2
     soon: Observations = 6
     short: Share = 0.1
@@ -130,7 +130,7 @@ class ClippingSaturated(Detector[ClippingState]):
             newest = factors[-self.policy.soon :]
             tiny = len(newest) == self.policy.soon and float(newest.max()) < self.policy.tiny
             often = len(factors) == _BACK and share >= self.policy.share
-            if tiny or (often and median < self.policy.felt):
+            if tiny or (often and median < self.policy.shortened):
                 scale = scales.get(step, float("nan"))
                 if tiny:
                     share, median = 1.0, float(np.median(newest))
