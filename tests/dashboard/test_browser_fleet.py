@@ -152,8 +152,12 @@ def test_a_run_takes_one_line_and_all_are_counted(browser, server):
         )
         assert min(room) >= 60
         page.set_viewport_size({"width": 400, "height": 800})
+        # A browser may resize its page a while after it was told to.
+        page.wait_for_function(
+            """() => [...document.querySelectorAll('#runs a.worst')]
+              .some((link) => link.scrollWidth > link.clientWidth)"""
+        )
         link = page.locator("#runs a.worst").first
-        assert link.evaluate("(a) => a.scrollWidth > a.clientWidth")
         assert link.evaluate("(a) => getComputedStyle(a).textOverflow") == "ellipsis"
         page.set_viewport_size({"width": 1400, "height": 900})
         page.fill("#filter", "trial-0")
