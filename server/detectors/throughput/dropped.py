@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +15,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Observations, Seconds, Times
 from rankscope.server.detectors.rank.lateness import QUEUEING, timed, timed_median
 from rankscope.server.detectors.statistics import change_point, known_median
+from rankscope.server.detectors.throughput.course import Course
 from rankscope.server.detectors.throughput.loading import Loading, LoadingPolicy
 from rankscope.server.detectors.throughput.recurring import (
     LongSteps,
@@ -72,12 +74,14 @@ class Slowdown:
         before, now: median seconds of a step before, and since then.
         parts: by how many seconds each part of a step has grown; NaN where it is not known.
         sized: whether it is known how much a step is given.
+        creeps: it has grown all the time, and not at one step.
     """
 
     before: float
     now: float
     parts: dict[str, float]
     sized: bool
+    creeps: bool
 
 
 @dataclass(slots=True)
@@ -87,6 +91,8 @@ class DroppedState:
     Attributes:
         recurring: steps that are long at equal distances.
         loading: the time before the first forward pass.
+        begin: the first `size` steps that are counted.
+        course: of the steps' length without what was waited for a processor, as logarithms.
         whole: the whole step was found to take longer.
         seen, usable: steps that were timed, and those of which the length says something.
     """
@@ -95,6 +101,8 @@ class DroppedState:
     loading: Loading
     past: deque[list[float]] = field(default_factory=deque)
     recent: deque[list[float]] = field(default_factory=deque)
+    begin: list[list[float]] = field(default_factory=list)
+    course: Course = field(default_factory=Course)
     seen: int = 0
     usable: int = 0
     judged: int = 0
@@ -107,6 +115,8 @@ class DroppedState:
         if self.tensors not in (0, tensors):
             self.past.clear()
             self.recent.clear()
+            self.begin.clear()
+            self.course = Course()
         self.tensors = tensors
 
 
@@ -135,7 +145,7 @@ class ThroughputDropped(Detector[DroppedState]):
         time before the first forward pass (`data_seconds`, key `data`), median over the ranks: of
         24 steps 1.5 times that of the up to 256 before and so much more than the computing has
         grown, by a quarter of a step, four in five longer by 15 % than four in five before; or so
-        beside the first 24 steps, growing in all eighths of the run (Mann-Kendall Z of 2.8).
+        beside the first 24 steps, growing in all eighths of the run.
 
     Severity:
         Warning. Info for steps that are long at equal distances from the start on: loops that
@@ -143,10 +153,10 @@ class ThroughputDropped(Detector[DroppedState]):
         every so often are made so.
 
     Evidence:
-        `step_seconds_before`, `step_seconds`, `times`; `more_data_seconds`, `more_compute_seconds`,
-        `more_wait_seconds`: by how much each part has grown, where it is known; what is known to
-        be waiting is no part of the computing. Of data `data_seconds_before`, `data_seconds`,
-        `step_seconds`, `creeps`.
+        `step_seconds_before`, `step_seconds`, `times`, `creeps`; `more_data_seconds`,
+        `more_compute_seconds`, `more_wait_seconds`: by how much each part has grown, where it is
+        known; what is known to be waiting is no part of the computing. Of data
+        `data_seconds_before`, `data_seconds`, `step_seconds`, `creeps`.
 
     Source:
         Own history beside the other ranks: NVIDIA's resiliency extension scores a rank against
@@ -195,6 +205,9 @@ class ThroughputDropped(Detector[DroppedState]):
             state.usable += 1
             state.recurring.push(step, math.exp(numbers[_ALONE]), data)
             state.recent.append(numbers)
+            state.course.push(numbers[_ALONE])
+            if len(state.begin) < policy.size:
+                state.begin.append(numbers)
             if len(state.recent) > policy.size:
                 # While steps are slow, what was before them stays the measure.
                 late = state.recent.popleft()
@@ -212,50 +225,61 @@ class ThroughputDropped(Detector[DroppedState]):
         return Outcome({"throughput.dropped": self._check(state)}, tuple(findings))
 
     def _judge(self, step: int, state: DroppedState) -> None:
-        policy = self.policy
         state.judged += 1
-        if state.watch.open(step) is None and self._as_before(state):
-            state.watch.good(step)
+        past, recent = state.past, np.array(state.recent)
+        known = state.watch.open(step)
+        if known is not None:
+            before = np.array(state.begin if known.facts.creeps else past)
+            if self._still_longer(recent, before):
+                known.facts = _facts(before, recent, creeps=known.facts.creeps)
+                state.watch.bad(step, known.facts)
+            else:
+                state.watch.good(step)
             return
-        past, recent = np.array(state.past), np.array(state.recent)
-        usual, now = known_median(past), known_median(recent)
-        # What is given to the model may be more than before: longer sequences, larger batches.
-        given = now[_SIZE] - usual[_SIZE]
-        excused = 2 * max(given, 0.0) if math.isfinite(given) else 0.0
-        rise = float(min((now - usual)[[_LENGTH, _ALONE]])) - excused
-        if state.watch.open(step) is not None:
-            longer = rise > 0.5 * math.log(policy.factor)
-        else:
-            both = [_LENGTH, _ALONE]
-            shortest = np.quantile(recent[:, both], 0.1, axis=0) - excused
-            longest = np.quantile(past[:, both], 0.9, axis=0)
-            longer = (
-                rise > math.log(policy.factor)
-                and float((shortest - longest).min()) > math.log(policy.apart)
-                and math.exp(now[_LENGTH]) - math.exp(usual[_LENGTH]) > policy.least_seconds
+        creeps = False
+        if self._as_before(past, recent) or not self._longer(recent, np.array(past)):
+            begin = state.begin
+            creeps = (
+                state.loading.watch.open(step) is None  # else that says where in the step, too
+                and not self._as_before(begin, recent)
+                and self._longer(recent, np.array(begin))
+                and state.course.creeps()
             )
-        if not longer:
-            state.watch.good(step)
-            return
-        parts = (now - usual)[_FIRST_PART:_SECONDS].tolist()
-        facts = Slowdown(
-            before=math.exp(usual[_LENGTH]),
-            now=math.exp(now[_LENGTH]),
-            parts=dict(zip(_PARTS, parts, strict=True)),
-            sized=math.isfinite(given),
-        )
-        state.watch.bad(step, facts, first_step=_onset(past, recent)).facts = facts
+            if not creeps:
+                state.watch.good(step)
+                return
+        before = np.array(state.begin if creeps else past)
+        since = int(before[0, _STEP]) if creeps else _onset(before, recent)
+        state.watch.bad(step, _facts(before, recent, creeps=creeps), first_step=since)
         state.whole = True
 
-    def _as_before(self, state: DroppedState) -> bool:
+    def _longer(self, recent: Float64, before: Float64) -> bool:
+        """Whether the last steps take longer than some before, beyond doubt."""
+        policy = self.policy
+        both = [_LENGTH, _ALONE]
+        rise, excused = _rise(recent, before)
+        shortest = np.quantile(recent[:, both], 0.1, axis=0) - excused
+        longest = np.quantile(before[:, both], 0.9, axis=0)
+        usual, now = np.median(before[:, _LENGTH]), np.median(recent[:, _LENGTH])
+        return bool(
+            rise > math.log(policy.factor)
+            and float((shortest - longest).min()) > math.log(policy.apart)
+            and math.exp(now) - math.exp(usual) > policy.least_seconds
+        )
+
+    def _still_longer(self, recent: Float64, before: Float64) -> bool:
+        """Whether they are nearer to what they have become than to what they were."""
+        return _rise(recent, before)[0] > 0.5 * math.log(self.policy.factor)
+
+    def _as_before(self, before: Collection[list[float]], recent: Float64) -> bool:
         """Whether a fifth of the steps before are longer than the shortest fifth of those now.
 
         So it is nearly always, and found in a few microseconds.
         """
-        lengths = sorted([numbers[_ALONE] for numbers in state.recent])
+        lengths = sorted(recent[:, _ALONE].tolist())
         least = lengths[len(lengths) // 5] - math.log(self.policy.apart)
-        longer = sum(numbers[_ALONE] > least for numbers in state.past)
-        return longer > 0.2 * len(state.past)
+        longer = sum(numbers[_ALONE] > least for numbers in before)
+        return longer > 0.2 * len(before)
 
     def _check(self, state: DroppedState) -> Check:
         if state.judged:
@@ -304,6 +328,28 @@ def _largest(rows: Float64) -> Float64:
     return largest
 
 
+def _rise(recent: Float64, before: Float64) -> tuple[float, float]:
+    """How much longer steps are than some before, as a logarithm, and what excuses as much more.
+
+    What is given to the model may be more than before: longer sequences, larger batches.
+    """
+    usual, now = known_median(before), known_median(recent)
+    given = now[_SIZE] - usual[_SIZE]
+    excused = 2 * max(float(given), 0.0) if math.isfinite(given) else 0.0
+    return float(min((now - usual)[[_LENGTH, _ALONE]])) - excused, excused
+
+
+def _facts(before: Float64, recent: Float64, *, creeps: bool) -> Slowdown:
+    usual, now = known_median(before), known_median(recent)
+    return Slowdown(
+        before=math.exp(usual[_LENGTH]),
+        now=math.exp(now[_LENGTH]),
+        parts=dict(zip(_PARTS, (now - usual)[_FIRST_PART:_SECONDS].tolist(), strict=True)),
+        sized=math.isfinite(now[_SIZE] - usual[_SIZE]),
+        creeps=creeps,
+    )
+
+
 def _onset(past: Float64, recent: Float64) -> int:
     """The first of the longer steps; up to as many before those that are judged, too."""
     rows = np.concatenate([past[-len(recent) :], recent])
@@ -330,27 +376,41 @@ def _finding(episode: Episode[Slowdown]) -> Finding:
             "does between it and the optimizer's step",
         }
         where = f"Of the {duration(more)}, {duration(parts[largest])} are spent {said[largest]}."
-    return episode.finding(
-        kind="throughput.dropped",
-        severity="warning",
-        title=f"A step takes {number(facts.now / facts.before)} times as long as before, since "
-        f"step {step}",
-        cause=sentences(
+    times = number(facts.now / facts.before)
+    if facts.creeps:
+        title = f"Steps take longer and longer: {times} times as long as the first ones"
+        how = (
+            f"The first steps took {duration(facts.before)}; it has grown in all parts of the run, "
+            f"to {duration(facts.now)}."
+        )
+        remedy = (
+            "Look for what grows in the loop: a list that is gone through, added up or copied at "
+            "every step, results that keep their graph, hooks that are registered anew each time, "
+            "a file that is read again from its start, a cache without an end."
+        )
+    else:
+        title = f"A step takes {times} times as long as before, since step {step}"
+        how = (
             f"A step took {duration(facts.before)} before step {step}, and takes "
-            f"{duration(facts.now)}.",
-            "Its batch has not grown accordingly." if facts.sized else "",
-            where,
-        ),
-        remedy=(
+            f"{duration(facts.now)}."
+        )
+        remedy = (
             f"Look for what the loop does from step {step} on and did not do before (a check, "
             "logging, saving, a profiler left running), at the loader (its workers, its cache, the "
             "file system), and at what the machines share with others: throttled devices, the "
             "network."
-        ),
+        )
+    return episode.finding(
+        kind="throughput.dropped",
+        severity="warning",
+        title=title,
+        cause=sentences(how, "Its batch has not grown accordingly." if facts.sized else "", where),
+        remedy=remedy,
         evidence={
             "step_seconds_before": facts.before,
             "step_seconds": facts.now,
             "times": facts.now / facts.before,
+            "creeps": facts.creeps,
             **{f"more_{name}": grown for name, grown in parts.items()},
         },
     )

@@ -11,15 +11,14 @@ import numpy as np
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.episode import Condition, Episode, Watch
 from rankscope.server.detectors.policy import Observations, Seconds, Share, Times
-from rankscope.server.detectors.statistics import change_point, mann_kendall
+from rankscope.server.detectors.statistics import change_point
+from rankscope.server.detectors.throughput.course import Course
 from rankscope.server.detectors.throughput.recurring import RecurringPolicy
 from rankscope.server.detectors.wording import duration, if_several, percent, sentences
 from rankscope.server.window import Float64
 
-# Steps between two judgements, and parts of the run by whose medians it creeps.
-_STRIDE, _PARTS = 8, 8
-# Mann-Kendall Z of eight ascending medians is 3.3: seven of them in order have 2.8.
-_CREEPS = 2.8
+# Steps between two judgements.
+_STRIDE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Loading(Condition[Slower]):
         past, recent: number, seconds before the forward pass, seconds of computing, and of the
             whole of a step, and of the first of these what was not waited for a processor.
         begin: the first of them.
-        course: every one, thinned out evenly: one of `every`.
+        course: of the seconds before the forward pass.
         world: number of ranks.
     """
 
@@ -78,8 +77,7 @@ class Loading(Condition[Slower]):
     past: deque[tuple[float, ...]] = field(default_factory=deque)
     recent: deque[tuple[float, ...]] = field(default_factory=deque)
     begin: list[tuple[float, ...]] = field(default_factory=list)
-    course: list[tuple[float, ...]] = field(default_factory=list)
-    every: int = 1
+    course: Course = field(default_factory=Course)
     world: int = 1
     seen: int = 0
     watch: Watch[Slower] = field(default_factory=lambda: Watch(clear_after=64))
@@ -96,11 +94,7 @@ class Loading(Condition[Slower]):
         policy, one = self.policy, (float(step), data, compute, length, alone)
         if len(self.begin) < policy.loading_size:
             self.begin.append(one)
-        if self.seen % self.every == 0:
-            self.course.append(one)
-            if len(self.course) > 2 * policy.loading_memory:
-                self.every *= 2
-                del self.course[1::2]
+        self.course.push(data)
         self.seen += 1
         self.recent.append(one)
         if len(self.recent) > policy.loading_size:
@@ -129,7 +123,7 @@ class Loading(Condition[Slower]):
         begin = np.array(self.begin)
         creeps = False
         if not self._longer(recent, past):
-            creeps = self._longer(recent, begin) and self._creeps()
+            creeps = self._longer(recent, begin) and self.course.creeps()
             if not creeps:
                 self.watch.good(step)
                 return
@@ -161,11 +155,6 @@ class Loading(Condition[Slower]):
             times > policy.loading_factor * max(computing, 1.0)
             and shortest > policy.loading_apart * longest
         )
-
-    def _creeps(self) -> bool:
-        """Whether it has grown in all parts of the run."""
-        parts = np.array_split(np.array(self.course)[:, 1], _PARTS)
-        return mann_kendall([float(np.median(part)) for part in parts]) >= _CREEPS
 
     def finding(self, episode: Episode[Slower]) -> Finding:
         """What is reported of an episode."""

@@ -30,6 +30,7 @@ def timings(
     batch: int = 0,
     grows: int = 1,
     unfrozen: bool = False,
+    creeps: bool = False,
 ) -> Trace:
     """Synchronous steps: each rank fetches, computes, and waits for the last one; then all reduce.
 
@@ -46,6 +47,7 @@ def timings(
         hosts: machines that the ranks are on, in their order.
         batch: samples that a step is given; `grows`: as many times as many from `at` on.
         unfrozen: more tensors are reduced from `at` on.
+        creeps: of `all-compute`, it comes to that in the course of the run, and not at one step.
         inside: rank 0 waits for the others in its forward pass already, which is not seen as such.
     """
     random = np.random.default_rng(seed)
@@ -65,7 +67,9 @@ def timings(
     elif fault == "fetches":
         fetch[suspects, span] += slower
     elif fault == "all-compute":
-        own[:, span] += slower
+        own[:, span] += (slower * np.linspace(0, 1, steps) if creeps else np.full(steps, slower))[
+            span
+        ]
     elif fault == "all-fetch":
         fetch[:, span] += slower
     elif fault == "reduces":
