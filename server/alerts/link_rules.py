@@ -71,6 +71,7 @@ LINK_RULES = (
         consequence=(
             *("loss.plateau", "loss.oscillating", "accuracy.", "lr."),
             *("gradient.vanishing", "gradient.exploding", "clipping.saturated", "batch.noise"),
+            "layer.dead",
         ),
         earliest=-BLUR,
         same_ranks=False,
@@ -219,7 +220,7 @@ LINK_RULES = (
         root=("clipping.saturated",),
         consequence=(
             *("update.missing", "loss.spike", "loss.diverging", "gradient.exploding"),
-            *("lr.too_low", "loss.plateau"),
+            *("lr.too_low", "loss.plateau", "gradient.vanishing"),
         ),
         earliest=-BLUR,
         same_ranks=False,

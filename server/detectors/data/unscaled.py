@@ -9,9 +9,11 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
+from rankscope.server.detectors.data import large_targets
+from rankscope.server.detectors.data.large_targets import LargeTargets
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Number, Policy
-from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.statistics import known_median, rank_rows
 from rankscope.server.detectors.waiting import too_few
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import number
@@ -19,6 +21,7 @@ from rankscope.server.window import Check, Window
 
 _INPUTS, _WEIGHTS = "first_layer_input_rms", "initial_gain"
 _SERIES: Mapping[str, str] = {"data.unscaled": _INPUTS, "weights.unscaled": _WEIGHTS}
+_TARGETS = "output_scale"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +77,21 @@ class Size:
 
 @dataclass(slots=True)
 class UnscaledState:
-    """What is remembered, by kind."""
+    """What is remembered, by kind, and of the targets."""
 
     sizes: dict[str, Size] = field(default_factory=lambda: {kind: Size() for kind in _SERIES})
+    targets: LargeTargets = field(default_factory=LargeTargets)
 
 
 class Unscaled(Detector[UnscaledState]):
-    """The first layer is given numbers that are far too large or small, or the weights are so.
+    """What the model is given or is to put out, or its weights, are far too large or too small.
 
     Weights are initialised for inputs of mean 0 and size 1. Pixels up to 255, or features in their
     own units, make the first outputs, the loss and the gradient as much larger: units saturate or
     die in the first steps, and the training is spent on shrinking what comes of them. Inputs that
     were divided twice are lost beside the biases. The same comes of weights that begin many times
-    too large, layer by layer, and nothing passes through those that begin far too small.
+    too large, layer by layer, and nothing passes through those that begin far too small. And a
+    model whose targets are thousands of times what it puts out spends its steps on growing.
 
     Statistic:
         Inputs: root mean square of the first layer's inputs that are not 0
@@ -95,12 +100,15 @@ class Unscaled(Detector[UnscaledState]):
         computed by what is trained, the agent posts none. What holds for one rank alone is
         `data.outlier`. Weights: the median gain of the linear and convolutional layers
         (`initial_gain`) is above 7, or below 0.01, on all ranks; 0 where all of them begin at zero.
+        Targets (key `targets`): outputs over targets (`output_scale`), median of the ranks, was
+        below a hundredth at first and is below a tenth after 100 steps, though it grows.
 
     Severity:
         Warning.
 
     Evidence:
-        `size`, and the medians of the least and of the largest of the ranks, `least` and `most`.
+        `size`, and the medians of the least and of the largest of the ranks, `least` and `most`. Of
+        targets `first` and `last`, outputs over targets, and `steps`.
 
     Source:
         LeCun et al., Efficient BackProp (1998), sections 4.3 and 4.6; Glorot and Bengio (2010); He
@@ -108,7 +116,7 @@ class Unscaled(Detector[UnscaledState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = tuple(_SERIES)
-    wants: ClassVar[tuple[str, ...]] = tuple(_SERIES.values())
+    wants: ClassVar[tuple[str, ...]] = (*_SERIES.values(), _TARGETS)
 
     policy: UnscaledPolicy
 
@@ -134,9 +142,12 @@ class Unscaled(Detector[UnscaledState]):
                 if found is not None:
                     size.watch.bad(int(step), found, first_step=size.first_step)
             findings += [_finding(kind, e, size) for e in size.watch.take(window.last_step)]
-        return Outcome(
-            {kind: self._check(kind, state.sizes[kind]) for kind in _SERIES}, tuple(findings)
-        )
+        for step, row in zip(*rank_rows(window, _TARGETS), strict=True):
+            if np.isfinite(row).any():
+                state.targets.push(int(step), float(known_median(row)))
+        watch = state.targets.watch
+        findings += [large_targets.finding(e) for e in watch.take(window.last_step)]
+        return Outcome({kind: self._check(kind, state) for kind in _SERIES}, tuple(findings))
 
     def _needed(self, kind: str) -> int:
         return self.policy.samples if kind == "data.unscaled" else 1
@@ -147,9 +158,11 @@ class Unscaled(Detector[UnscaledState]):
             return policy.smallest, policy.largest
         return policy.smallest_gain, policy.largest_gain
 
-    def _check(self, kind: str, size: Size) -> Check:
-        inputs = kind == "data.unscaled"
+    def _check(self, kind: str, state: UnscaledState) -> Check:
+        inputs, size = kind == "data.unscaled", state.sizes[kind]
         if not size.least:
+            if inputs and state.targets.judged:
+                return Check.ok("The outputs have come to the size of the targets.")
             return Check.not_applicable(
                 "No first layer was seen that is given data as they are."
                 if inputs

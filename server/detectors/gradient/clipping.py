@@ -86,7 +86,8 @@ class ClippingSaturated(Detector[ClippingState]):
 
     Severity:
         Info; warning for a median below 0.01, and for one below 0.1 under plain SGD, whose steps
-        are so much shorter, where the loss has fallen by less than 15 % after 200 losses.
+        are so much shorter, where the loss has fallen by less than 15 % after 200 losses; critical
+        for a median of 0.
 
     Evidence:
         `median_factor`, `share` of clipped ones, `observations`, `amp_scale`.
@@ -165,11 +166,14 @@ def _finding(episode: Episode[Saturated], window: Window, policy: ClippingPolicy
             f"The loss is scaled by {number(found.scale)}: gradients that are clipped before they "
             "are unscaled come out that much too small."
         )
+    nothing = found.median == 0
     return episode.finding(
         kind="clipping.saturated",
-        severity="warning" if tiny or found.slow else "info",
+        severity="critical" if nothing else "warning" if tiny or found.slow else "info",
         title=(
-            f"Clipping multiplies the gradient by {number(found.median)} at nearly every step"
+            "Clipping multiplies every gradient by 0: nothing is left to learn from"
+            if nothing
+            else f"Clipping multiplies the gradient by {number(found.median)} at nearly every step"
             if tiny or found.slow
             else f"Clipping scales down {percent(found.share)} of gradients since step {step}"
         ),
@@ -183,9 +187,14 @@ def _finding(episode: Episode[Saturated], window: Window, policy: ClippingPolicy
             if found.slow
             else "",
             scaled,
+            "A limit of 0 does that: to `clip_grad_norm_` it is no way to turn clipping off."
+            if nothing
+            else "",
         ),
         remedy=(
-            "Call `scaler.unscale_(optimizer)` before the gradients are clipped, if a "
+            "Leave the call out, or give it infinity, where nothing is to be clipped."
+            if nothing
+            else "Call `scaler.unscale_(optimizer)` before the gradients are clipped, if a "
             "GradScaler is used. "
             "Else raise the limit above the usual norm of the gradient, or lower the learning "
             "rate and leave the limit to outliers."

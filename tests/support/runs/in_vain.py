@@ -1,4 +1,4 @@
-"""Trainings whose steps come to little: no gradient, clipped to nothing, waiting for data."""
+"""Trainings whose steps come to little: no gradient, clipped, waiting, far from their targets."""
 
 from __future__ import annotations
 
@@ -79,3 +79,10 @@ def loading(
     if queued:
         series["queued_seconds"] = np.full(shape, queued)
     return Trace("loading", seed, np.arange(steps), series)
+
+
+def reaching(seed: int, *, first: float = 1e-4, last: float = 0.03, steps: int = 160) -> Trace:
+    """Two ranks whose outputs grow from one share of their targets to another."""
+    random = np.random.default_rng(seed)
+    course = np.geomspace(first, last, steps) * np.exp(0.1 * random.standard_normal((2, steps)))
+    return Trace("reaching", seed, np.arange(steps), {"output_scale": course})

@@ -1,0 +1,82 @@
+"""Targets that are many times as large as what the model puts out when it begins."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.walking import median
+from rankscope.server.detectors.wording import number
+
+# Samples of the outputs' size over the targets' whose medians are compared, at first and at last.
+_AROUND = 10
+# Steps until then. Of 230 recorded regressions those that trained had come to a third of their
+# targets by then at the least.
+_PATIENCE = 100
+# Outputs over targets: at first at the most (untrained networks of the same had 0.03 to 4), and
+# after `_PATIENCE` steps, growing meanwhile by this factor: outputs that stay small are decayed,
+# dead or not trained.
+_AT_FIRST, _AT_LAST, _GROWING = 0.01, 0.1, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Outputs over targets at first, and when it was judged."""
+
+    first: float
+    now: float
+    steps: int
+
+
+@dataclass(slots=True)
+class LargeTargets:
+    """Follows `output_scale` from the start of the run until it can be judged."""
+
+    first_step: int = -1
+    early: list[float] = field(default_factory=list)
+    latest: deque[float] = field(default_factory=lambda: deque(maxlen=_AROUND))
+    judged: bool = False
+    watch: Watch[Reached] = field(default_factory=Watch)
+
+    def push(self, step: int, scale: float) -> None:
+        """Takes a step's outputs over targets, the median of the ranks; finite."""
+        if self.judged:
+            return
+        self.first_step = step if self.first_step < 0 else self.first_step
+        if len(self.early) < _AROUND:
+            self.early.append(scale)
+        self.latest.append(scale)
+        if step - self.first_step < _PATIENCE or len(self.early) < _AROUND:
+            return
+        self.judged = True
+        first, now = median(self.early), median(self.latest)
+        if first < _AT_FIRST and _GROWING * first < now < _AT_LAST:
+            facts = Reached(first, now, step - self.first_step)
+            self.watch.bad(step, facts, first_step=self.first_step)
+
+
+def finding(episode: Episode[Reached]) -> Finding:
+    """What is reported of it."""
+    facts = episode.facts
+    return episode.finding(
+        kind="data.unscaled",
+        key="targets",
+        severity="warning",
+        title="The targets are far too large: the outputs are still "
+        f"{number(facts.now)} of their size after {facts.steps} steps",
+        cause=(
+            f"The model began with outputs of {number(facts.first)} of the targets' size (root "
+            f"mean square), and has come to {number(facts.now)} after {facts.steps} steps: it is "
+            "trained to reach the targets' scale, and has nothing left to tell one from another. "
+            "Targets in their own units (prices, counts, milliseconds), or with an offset many "
+            "times their scatter."
+        ),
+        remedy=(
+            "Bring the targets to mean 0 and standard deviation 1 with numbers from the training "
+            "data (`StandardScaler`, or their logarithm), and undo it for what is shown; or set "
+            "the last layer's bias to their mean."
+        ),
+        evidence={"first": facts.first, "last": facts.now, "steps": facts.steps},
+    )
