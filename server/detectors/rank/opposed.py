@@ -53,6 +53,9 @@ _KEEPS, _STANDS = 0.9, 0.2
 # beginning, and the cosine is as far below zero as this, nothing needs to stand still: unlike
 # shards are told apart with gradients that shrink.
 _AS_LARGE, _FAR = 1.0, 2 * _OPPOSED
+# Cosine from which on hardly anything is left of the mean, and the share of the first loss that
+# has to be gained meanwhile: unlike shards are told apart, ranks that have one class each, too.
+_CANCELS, _GAINED = -0.8, 0.05
 # Blocks, one after the other, that have to show it: the course has a point at which what a model
 # still resolves is at its highest.
 _IN_A_ROW = 4
@@ -255,10 +258,13 @@ class OpposedGradients(Condition[Opposed]):
             & (against >= _MATERIAL * begin.squares / begin.samples)
         )
         if not holds:
+            cancels = opposed & (np.maximum(mean, before) <= _CANCELS)
+            cancels &= way <= _GAINED * abs(begin.loss / begin.losses)
             opposed &= (mean <= before - _FALLEN) & (before > _UNLIKE)
             opposed &= against >= _KEEPS * -middle.products / middle.samples
             large = against >= _AS_LARGE * begin.squares / begin.samples
             opposed &= (lately <= _STANDS * max(way, 0.0)) | (large & (mean <= _FAR))
+            opposed |= cancels
         if not opposed.any() or self._repeats():
             return None
         # Half of the ranks and more: nothing shows which of them are wrong.
@@ -320,8 +326,8 @@ class OpposedGradients(Condition[Opposed]):
             stage="local_gradient",
             cause=sentences(
                 f"What {who} {agree(len(facts.ranks), 'computes')} has a cosine of "
-                f"{number(facts.cosine)} to the mean of the others' gradients, of "
-                f"{number(facts.before)} in the beginning, and it does not get less, while the "
+                f"{number(facts.cosine)} to the mean of the others' gradients"
+                f" ({number(facts.before)} in the beginning), and it does not get less, while the "
                 f"loss stands at {number(facts.loss)}: what one rank learns another unlearns. "
                 "Gradients of one task have a cosine of zero (noise) or more; unlike shards are "
                 "told apart in the course of the training. So these data contradict each other: "
