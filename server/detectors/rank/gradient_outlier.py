@@ -164,7 +164,8 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         first, while the loss has come less than a fifth of its way down in between; at 4 blocks in
         a row. Unlike shards oppose each other at first, and less as the loss falls; data that
         contradict each other do so for good. Or it is below -0.8 from the first sample on, and the
-        loss has not come down by a twentieth: the gradients cancel. Not judged where every batch comes twice and more.
+        loss has not come down by a twentieth: the gradients cancel. Not judged where every batch
+        comes twice and more.
 
     Severity:
         Warning; info where nothing indicates which of the ranks is wrong and it was so from the
