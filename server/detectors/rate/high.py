@@ -289,7 +289,7 @@ def _start_counts(state: HighState) -> bool:
 
 
 def _start_finding(start: BadStart, policy: HighPolicy) -> Finding:
-    rate, known = start.rate, start.known
+    rate, known, losses = start.rate, start.known, start.losses
     explained = float(np.mean(start.explained)) if known else math.nan
     usable = rate * min(max(policy.usual_update / start.written, policy.least_cut), policy.most_cut)
     worth = "The answers are still worth no more than one that is always the same."
@@ -305,11 +305,11 @@ def _start_finding(start: BadStart, policy: HighPolicy) -> Finding:
         title=f"The learning rate of {number(rate)} is too high for the first steps",
         seen_step=start.seen,
         last_step=start.last,
-        first_step=start.first_step,
+        first_step=losses.first_step,
         cause=sentences(
             f"The first steps changed the parameters by {number(start.written)} of their size "
-            f"each, which wrote over the initialisation; the loss went from {number(start.first)} "
-            f"to {number(start.highest)} and has come to {number(start.losses[-1])} since.",
+            f"each, which wrote over the initialisation; the loss went from {number(losses.first)} "
+            f"to {number(losses.highest)} and has come to {number(losses.latest[-1])} since.",
             worth if known else "It is still above where it began.",
         ),
         remedy=(
@@ -321,8 +321,8 @@ def _start_finding(start: BadStart, policy: HighPolicy) -> Finding:
             "sign": "start",
             "lr": rate,
             "update_ratio": start.written,
-            "loss_first": start.first,
-            "loss_highest": start.highest,
+            "loss_first": losses.first,
+            "loss_highest": losses.highest,
             **({"explained_deviance": explained} if known else {}),
         },
     )

@@ -8,18 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rankscope.server.detectors.beginning import FIRST, LATEST, RISE, Beginning
 from rankscope.server.detectors.walking import median
 
-# First updates whose median is taken, and first losses of which the highest is: a rate that is too
-# high shows at once, with every optimizer.
-_UPDATES, _LOSSES = 10, 20
-# How far above the first loss the highest of these is, as a share of it, where steps threw the
-# parameters away: single batches of 16 and more differ by less.
-_RISE = 0.5
-# Losses before it is judged, and the latest of these that are averaged: of 67 healthy trainings
-# whose answers were known none with such a start explained so little then.
-_PATIENCE, _LATEST = 100, 30
-# Share of the deviance explained, up to which nothing is known of the targets yet.
+# First updates whose median is taken: a rate that is too high shows at once, with every optimizer.
+_UPDATES = 10
+# Share of the deviance explained, up to which nothing is known of the targets yet: of 67 healthy
+# trainings whose answers were known none with such a start explained so little after 100 losses.
 _NOTHING = 0.05
 
 
@@ -28,24 +23,19 @@ class BadStart:
     """Follows the first losses and updates, and what came of them.
 
     Attributes:
-        written: median update of the first steps, relative to the parameters.
         rate: the largest of the first steps.
-        first, highest: the first loss, and the highest of the first ones.
+        updates: the first ones, relative to the parameters.
         gain: of the weights before the first step, NaN where it is not known: beside weights that
             begin at zero every update is large.
-        losses, explained: the latest.
+        losses, explained: of all steps, and the latest.
         seen, last: the step at which it was found, and up to which it lasted; -1 where it was not.
     """
 
-    first_step: int = -1
     rate: float = math.nan
     updates: list[float] = field(default_factory=list)
     gain: float = math.nan
-    first: float = math.nan
-    highest: float = -math.inf
-    count: int = 0
-    losses: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
-    explained: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
+    losses: Beginning = field(default_factory=Beginning)
+    explained: deque[float] = field(default_factory=lambda: deque(maxlen=LATEST))
     seen: int = -1
     last: int = -1
     over: bool = False
@@ -76,20 +66,17 @@ class BadStart:
             self.explained.append(explained)
         if not math.isfinite(loss):
             return
-        if not self.count:
-            self.first_step, self.first = step, loss
-        if self.count < _LOSSES:
-            self.highest = max(self.highest, loss)
+        losses = self.losses
+        if losses.count < FIRST:
             self.rate = max((self.rate, row.get("lr", math.nan)), key=_or_least)
-        self.count += 1
-        self.losses.append(loss)
-        if self.count < _PATIENCE or self.over or not self.first > 0:
+        losses.push(step, loss)
+        if not losses.settled or self.over or not losses.first > 0:
             return
         if self.seen < 0 and (self.began_at_zero or not self.written > overwriting):
             self.over = True
-        elif self.first_step > 0:
-            self.over = True  # it goes on from what was trained before
-        elif self.highest <= (1 + _RISE) * self.first or self._learns():
+        elif losses.begun_before:
+            self.over = True
+        elif losses.highest <= (1 + RISE) * losses.first or self._learns():
             self.over = True
         else:
             self.seen = step if self.seen < 0 else self.seen
@@ -98,13 +85,13 @@ class BadStart:
     @property
     def known(self) -> bool:
         """Whether it is known what the answers explain."""
-        return len(self.explained) == _LATEST
+        return len(self.explained) == LATEST
 
     def _learns(self) -> bool:
         """Whether the answers are worth something; where that is not known, the loss is lower."""
         if self.known:
             return float(np.mean(self.explained)) > _NOTHING
-        return float(np.mean(self.losses)) < self.first
+        return self.losses.now < self.losses.first
 
 
 def _or_least(rate: float) -> float:

@@ -269,14 +269,14 @@ class ThroughputDropped(Detector[DroppedState]):
 
     def _still_longer(self, recent: Float64, before: Float64) -> bool:
         """Whether they are nearer to what they have become than to what they were."""
-        return _rise(recent, before)[0] > 0.5 * math.log(self.policy.factor)
+        return bool(_rise(recent, before)[0] > 0.5 * math.log(self.policy.factor))
 
     def _as_before(self, before: Collection[list[float]], recent: Float64) -> bool:
         """Whether a fifth of the steps before are longer than the shortest fifth of those now.
 
         So it is nearly always, and found in a few microseconds.
         """
-        lengths = sorted(recent[:, _ALONE].tolist())
+        lengths: list[float] = sorted(recent[:, _ALONE].tolist())
         least = lengths[len(lengths) // 5] - math.log(self.policy.apart)
         longer = sum(numbers[_ALONE] > least for numbers in before)
         return longer > 0.2 * len(before)
