@@ -22,8 +22,8 @@ _SHORTEST = 4
 # so many classes agree by chance in none of 2^16 batches, even of two.
 _FEWEST = 16
 # Rows of a table that show a correlation, and columns: of one or two columns, a target that follows
-# from one of them in a straight line is the task itself.
-_ROWS, _COLUMNS = 16, 3
+# from one of them in a straight line is the task itself. Columns of a target, at the most.
+_ROWS, _COLUMNS, _TARGETS = 16, 3, 64
 # Share of a target's variance that a column that is the target leaves: rounding, of float32.
 _ROUNDING = 1e-6
 # Scores of a batch whose softmax is taken.
@@ -44,9 +44,12 @@ class GivenTargets:
     itself cannot know the first place, one that copies does. Not where another tensor holds the
     classes one place on: the decoder of an autoencoder.
 
-    Of tables of 3 columns and 16 rows or more with one target a row: `target_column` is the number
-    of the column that is the target itself, whatever its scale and offset (a squared correlation
-    above 1 - 1e-6 over the rows of the batch), -1 for none.
+    Of tables of 3 columns and 16 rows or more (sequences of numbers are such): where each of the up
+    to 64 columns of the target is one of theirs, `target_column` is the number of the one that is
+    the first, whatever its scale and offset (a squared correlation above 1 - 1e-6 over the rows of
+    the batch), else -1. Of sequences that predict their next value the last one is not. Not posted
+    where the target has more than half as many columns as the table: an autoencoder may be given
+    some more.
     """
 
     def __init__(self) -> None:
@@ -59,14 +62,17 @@ class GivenTargets:
         """Takes what the model is given."""
         self._sequences, self._tables = [], []
         for tensor, _ in zip(tensors_in(args, kwargs), range(_MOST_TENSORS), strict=False):
-            if tensor.dim() != 2 or not readable(tensor) or tensor.numel() > _MOST_NUMBERS:
+            if tensor.dim() not in (2, 3) or not readable(tensor):
                 continue
-            rows, columns = tensor.shape
+            if not 0 < tensor.numel() <= _MOST_NUMBERS:
+                continue
+            rows, columns = len(tensor), tensor.numel() // len(tensor)
             if tensor.is_floating_point():
                 if rows >= _ROWS and columns >= _COLUMNS:
                     self._tables.append(held(tensor))
-            elif columns >= _SHORTEST and tensor.dtype in (torch.int32, torch.int64):
-                self._sequences.append(held(tensor))
+            elif tensor.dim() == 2 and columns >= _SHORTEST:
+                if tensor.dtype in (torch.int32, torch.int64):
+                    self._sequences.append(held(tensor))
 
     @torch.no_grad()
     def add(self, name: str, given: Mapping[str, Any]) -> None:
@@ -142,17 +148,28 @@ class GivenTargets:
 
     def _hold_against_tables(self, target: torch.Tensor) -> None:
         rows = target.shape[0] if target.dim() else 0
-        if target.numel() != rows:
-            return
         for table in self._tables:
             if len(table) != rows or table.device != target.device:
                 continue
-            wanted = target.reshape(rows, 1).double()
-            wanted = wanted - wanted.mean()
-            columns = table.double()
-            columns = columns - columns.mean(0)
-            power = (columns * columns).sum(0) * (wanted * wanted).sum()
-            shared = (columns * wanted).sum(0) ** 2
-            best, at = torch.where(power > 0, shared / power, torch.zeros_like(power)).max(0)
-            self._columns.append(torch.where(best > 1 - _ROUNDING, at, torch.full_like(at, -1)))
+            columns = table.reshape(rows, -1).double()
+            wanted = target.reshape(rows, -1).double()
+            if 0 < wanted.shape[1] <= min(_TARGETS, columns.shape[1] // 2):
+                self._columns.append(_column_of(wanted, columns))
             return
+
+
+def _column_of(wanted: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """The column that is the first wanted one, where all wanted ones are among them; else -1.
+
+    Args:
+        wanted: float64 [N, K].
+        columns: float64 [N, C].
+
+    Returns:
+        int64 [].
+    """
+    wanted, columns = wanted - wanted.mean(0), columns - columns.mean(0)
+    power = (wanted * wanted).sum(0)[:, None] * (columns * columns).sum(0)
+    shared = (wanted.T @ columns) ** 2
+    best, at = torch.where(power > 0, shared / power, torch.zeros_like(power)).max(1)
+    return torch.where((best > 1 - _ROUNDING).all(), at[0], torch.full_like(at[0], -1))

@@ -20,18 +20,23 @@ _PLACES, _SEQUENCES, _SCORES = 64, 64, 1 << 22
 # Samples that a mean is of: of 16 with 16 sequences each it errs by an eighth of a nat or less.
 _MEANS = 16
 _SHORTEST = 4
+# Places by which targets may lie ahead of the inputs.
+_DISTANCES = (1, 2, 3)
 # Share of the sequences that have to have a target at each place that is judged.
 _REACHED = 0.5
 
 
 class NextTokens:
-    """`next_token_seen` and `next_token_unseen`, where targets are the inputs, one place on.
+    """`next_token_seen`, `next_token_unseen` and `next_token_distance`, of losses over sequences.
 
-    The target of each place of a sequence is then the input of the next place, but for the last
-    one, whose target the model is given nowhere. A model that looks at later places (attention
-    without a causal mask) knows all but that one. `next_token_unseen` is the mean cross entropy at
-    the last place, `next_token_seen` that at the one of up to 64 earlier places where it is
-    largest; both over up to 64 sequences of each loss and about 16 samples, -1 where the targets
+    Of targets that are the inputs some places on, `next_token_distance` is how many: 1 to 3, the
+    smallest of the step's losses; -1 where any of these has other targets.
+
+    Where it is 1, the target of each place of a sequence is the input of the next one, but for the
+    last place, whose target the model is given nowhere. A model that looks at later places
+    (attention without a causal mask) knows all but that one. `next_token_unseen` is the mean cross
+    entropy at the last place, `next_token_seen` that at the one of up to 64 earlier places where it
+    is largest; both over up to 64 sequences of each loss and about 16 samples, -1 where the targets
     are something else, or half of the sequences end before (`ignore_index`). A model that does not
     look ahead errs at the last place as it does elsewhere. Neither is above what guessing costs.
 
@@ -44,6 +49,7 @@ class NextTokens:
         self._means: torch.Tensor | None = None
         self._count = 0
         self._shifted: list[torch.Tensor] = []
+        self._distances: list[torch.Tensor] = []
 
     def given(self, args: tuple[Any, ...], kwargs: Any) -> None:
         """Takes what the model is given."""
@@ -61,11 +67,18 @@ class NextTokens:
             return
         if not isinstance(scores, torch.Tensor) or not isinstance(target, torch.Tensor):
             return
-        if not (readable(scores) and readable(target)) or target.numel() != tokens.numel():
+        if not (readable(scores) and readable(target)) or target.is_floating_point():
             return
-        if target.is_floating_point() or not target.device == scores.device == tokens.device:
+        if not target.device == scores.device == tokens.device:
             return
         rows, length = tokens.shape
+        # Losses may leave out the last place, whose target is not known.
+        if target.numel() in (rows * length, rows * (length - 1)):
+            with torch.no_grad():
+                wanted = target.reshape(rows, -1)
+                self._distances.append(_distance(tokens, wanted, counted(wanted, given)))
+        if target.numel() != tokens.numel():
+            return
         if scores.dim() == 2 and len(scores) == rows * length:
             scores = scores.view(rows, length, -1)
         elif scores.dim() == 3 and target.shape == tokens.shape:
@@ -80,6 +93,9 @@ class NextTokens:
         """Reports the means of the step."""
         self._tokens = None
         shifted, self._shifted = self._shifted, []
+        distances, self._distances = self._distances, []
+        if distances:
+            facts.scalars["next_token_distance"] = number(torch.stack(distances).min())
         if shifted and self._means is not None:
             all_shifted = torch.stack(shifted).all()
             none = torch.full_like(self._means[0], -1.0)
@@ -122,6 +138,26 @@ class NextTokens:
             return
         self._count = min(self._count + 1, _MEANS)
         self._means = self._means + (errors - self._means) / self._count
+
+
+def _distance(tokens: torch.Tensor, target: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    """By how many places targets are the inputs' later ones, float32 []; -1 for no such number.
+
+    Args:
+        tokens: int64 [N, L].
+        target, valid: int64 and bool [N, L] or [N, L - 1].
+    """
+    found = torch.full((), -1.0, device=tokens.device)
+    length = target.shape[1]
+    for places in reversed(_DISTANCES):
+        ahead = tokens[:, places:]
+        upto = min(ahead.shape[1], length)
+        wanted, counts = target[:, :upto], valid[:, :upto]
+        alike = ((wanted == ahead[:, :upto]) | ~counts).all() & counts.any()
+        # What is the same everywhere is as far ahead as one likes.
+        varied = ((wanted != wanted[:, :1]) & counts).any()
+        found = torch.where(alike & varied, float(places), found)
+    return found
 
 
 def counted(target: torch.Tensor, given: Mapping[str, Any]) -> torch.Tensor:

@@ -149,15 +149,16 @@ class TargetColumn(Condition[int]):
             severity="warning",
             title=f"Column {column} of the inputs is the target",
             cause=(
-                f"Column {column} (counted from 0) of the table that the model is given is, up to "
-                "a factor and an offset, the number or class that it is to predict: their "
-                f"correlation was 1 at {count(episode.seen + _RECENT - 1, 'sample')}. The model "
-                "needs to copy that column and nothing else, and is of no use where the answer is "
-                "not known."
+                f"Column {column} (counted from 0) of the table or the sequences that the model is "
+                "given is, up to a factor and an offset, what it is to predict, or the first of "
+                "several targets that are all among the columns: their correlation was 1 at "
+                f"{count(episode.seen + _RECENT - 1, 'sample')}. The model needs to copy that and "
+                "nothing else, and is of no use where the answer is not known."
             ),
             remedy=(
                 f"Take column {column} out of the inputs, and look for others that are made of "
-                "the target or were recorded after it."
+                "the target or were recorded after it: a window that reaches into what is to be "
+                "forecast."
             ),
             evidence={"column": column, "observed": episode.seen},
         )

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rankscope.server.detectors import leaps
 from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.desync.averaging_rounds import MARK
 from rankscope.server.detectors.history import Companions, Phases, rate_sentence
 from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.leaps import Leap, Leaps
 from rankscope.server.detectors.loss import answers_kept, bottomless, thrown
 from rankscope.server.detectors.loss.answers_kept import AnswersKept
 from rankscope.server.detectors.loss.bottomless import Bottomless
@@ -103,6 +105,7 @@ class _Diverging(Incident):
     latest: float = math.nan
     written: int = -1  # step before which parameters were written outside the optimizer
     kept: bool = False  # the accuracy is what it was
+    leap: Leap | None = None  # no step can have made it
 
     @property
     def learns(self) -> bool:
@@ -117,6 +120,7 @@ class DivergingState:
     progress: Progress = field(default_factory=Progress)
     companions: Companions = field(default_factory=Companions)
     phases: Phases = field(default_factory=Phases)
+    leaps: Leaps = field(default_factory=Leaps)
     blocks: deque[_Block] = field(default_factory=lambda: deque(maxlen=_BLOCKS))
     values: deque[float] = field(default_factory=lambda: deque(maxlen=_BLOCKS * BLOCK))
     above: int = 0
@@ -164,10 +168,15 @@ class LossDiverging(Detector[DivergingState]):
         where the accuracy is what it was (20 observations before and more since, within 2 standard
         errors).
 
+    Cause:
+        The learning rate, where it had been raised; data, targets or the loss itself, where it rose
+        from one step to the next by 5 times what the step before can have changed it by: its length
+        (`update_norm`) times the gradient's, the largest of 8 steps.
+
     Evidence:
         `best`, `best_step`, `start`, `worst` (highest block median), `lost` (share of the progress
-        lost, at worst), and where it applies `lr_before`, `lr_after`, `lr_step`. Below: `first`
-        (size of the first losses), `last`, `power`, `grown` (of the parameters).
+        lost, at worst), and where it applies `lr_before`, `lr_after`, `lr_step`, or `reach`. Below:
+        `first` (size of the first losses), `last`, `power`, `grown` (of the parameters).
 
     Source:
         runmedic's share of lost progress, with a noise floor. On 64 healthy runs it never fired;
@@ -177,7 +186,7 @@ class LossDiverging(Detector[DivergingState]):
     kinds = ("loss.diverging",)
     of_one_task = True
     needs = ("loss",)
-    wants = ("lr", "weight_norm", answers_kept.SERIES, MARK, *Phases.SERIES)
+    wants = ("lr", "weight_norm", answers_kept.SERIES, *Leaps.SERIES, *Phases.SERIES)
 
     policy: DivergingPolicy
 
@@ -190,6 +199,7 @@ class LossDiverging(Detector[DivergingState]):
         findings: list[Finding] = []
         state.companions.take(window)
         state.phases.take(window)
+        state.leaps.take(window)
         if (marks := window.series.get(MARK)) is not None:
             state.written.extend(window.steps[marks.present.any(axis=0)].tolist())
         turns = [event.step for event in window.events if event.kind == TURNS]
@@ -206,6 +216,7 @@ class LossDiverging(Detector[DivergingState]):
                 continue
             state.bottomless.push(step, value)
             state.companions.pass_to(step)
+            state.leaps.pass_to(step)
             state.answers.pass_to(step)
             state.sign.push(value)
             if state.sign.negated:
@@ -323,6 +334,9 @@ class LossDiverging(Detector[DivergingState]):
             factor=policy.rise,
         )
         first = onset.first_step if rise is None else max(onset.first_step, int(rise["lr_step"]))
+        leap = state.leaps.near(onset.first_step)
+        if leap is not None:
+            rise, first = None, leap.step
         state.incident = _Diverging(
             first_step=first,
             seen_step=blocks[-1].last_step,
@@ -339,6 +353,7 @@ class LossDiverging(Detector[DivergingState]):
             phase=state.phases.began(first, blocks[-1].last_step) if rise is None else "",
             latest=blocks[-1].median,
             written=self._written(state, first, onset.last_step),
+            leap=leap,
         )
         self._hold_against_answers(state, state.incident, blocks[-1].last_step)
 
@@ -402,6 +417,8 @@ class LossDiverging(Detector[DivergingState]):
             )
         elif incident.kept:
             cause, remedy = answers_kept.CAUSE, answers_kept.REMEDY
+        elif incident.leap is not None:
+            cause, remedy = leaps.sentence(incident.leap), leaps.REMEDY
         elif incident.rise is not None:
             cause = sentences(
                 rate_sentence(incident.rise), "Steps of that size lead away from the minimum."
@@ -457,5 +474,6 @@ class LossDiverging(Detector[DivergingState]):
                 "worst": incident.worst,
                 "lost": incident.lost,
                 **(incident.rise or {}),
+                **({} if incident.leap is None else {"reach": incident.leap.reach}),
             },
         )

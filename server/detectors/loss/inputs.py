@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
+from rankscope.server.detectors.effects import EPISODE, Rule
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy
 from rankscope.server.detectors.profiles import TURNS
 from rankscope.server.detectors.waiting import too_few
-from rankscope.server.detectors.walking import together
-from rankscope.server.detectors.wording import count, number
-from rankscope.server.window import Check, Window
+from rankscope.server.detectors.walking import rows_by_step
+from rankscope.server.detectors.wording import count, number, ranks
+from rankscope.server.window import Bool, Check, Window
 
 # Series -> the value that is as it should be.
 _RIGHT: Mapping[str, float] = {
@@ -24,7 +27,10 @@ _RIGHT: Mapping[str, float] = {
     "loss_negated": 0.0,
     "loss_subtracted": 0.0,
     "targets_blank": 0.0,
+    "next_token_distance": 1.0,
 }
+# Where a loss is known at all, by which it is seen whether all ranks have the same one.
+_LOSS = "loss"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +47,14 @@ class InputsPolicy(Policy):
 
 @dataclass(slots=True)
 class Given:
-    """What was seen of one series: its value, at consecutive samples since a step."""
+    """What was seen of one series: its value, at consecutive samples since a step.
+
+    Attributes:
+        ranks: that had a wrong one at any of these: not all of them post every sample.
+    """
 
     since: int = -1
+    ranks: frozenset[int] = frozenset()
     run: int = 0
     value: float = 0.0
     judged: int = 0
@@ -56,6 +67,7 @@ class InputsState:
 
     given: dict[str, Given] = field(default_factory=lambda: {name: Given() for name in _RIGHT})
     turns: bool = False
+    ranks: frozenset[int] = frozenset()  # that compute a loss
 
 
 class LossInputs(Detector[InputsState]):
@@ -68,12 +80,13 @@ class LossInputs(Detector[InputsState]):
     targets of the shape [N] make N x N differences, and the best answer is then the mean of all
     targets; with labels of -1 and 1, or of images that were normalised, a binary cross entropy has
     no floor; and the negative of an error never has one, nor has a sum from which a loss is taken
-    away.
+    away; and labels that the program shifts and the model shifts once more ask for the token after
+    the next.
 
     Statistic:
         At 8 consecutive samples `scores_softmaxed`, `scores_unnormalised`, `scores_positive`,
         `labels_outside`, `loss_negated`, `loss_subtracted` or `targets_blank` above 0, or
-        `loss_broadcast` above 1, on any rank. Over after 8 steps without.
+        `loss_broadcast` or `next_token_distance` above 1, on any rank. Over after 8 steps without.
 
     Severity:
         Warning; info for a loss that is taken away where another optimizer of the process steps in
@@ -88,33 +101,51 @@ class LossInputs(Detector[InputsState]):
     """
 
     kinds = ("loss.mismatch",)
-    wants = tuple(_RIGHT)
+    wants = (*_RIGHT, _LOSS)
+    effects = (
+        Rule(
+            root=("loss.mismatch",),
+            consequence=("rank.loss_outlier", "rank.gradient_outlier", "accuracy.mismatch"),
+            earliest=-EPISODE,
+            why="what a rank's loss asks for is something else",
+        ),
+    )
 
     policy: InputsPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
         """Samples of any of them: a run has the losses of one sort or the other."""
-        return (Reach(self.wants, self.policy.in_a_row, TO_THE_END),)
+        return (Reach(tuple(_RIGHT), self.policy.in_a_row, TO_THE_END),)
 
     def advance(self, window: Window, state: InputsState) -> Outcome:
         """Goes through the samples step by step."""
         state.turns |= any(event.kind == TURNS for event in window.events)
-        for step, row in together(window, *self.wants):
-            for name, value in row.items():
-                self._take(step, value, value > _RIGHT[name], state.given[name])
+        rows = {name: rows_by_step(window, name) for name in self.wants}
+        for step in sorted(set().union(*rows.values())):
+            for name in self.wants:
+                row = rows[name].get(step)
+                if row is None:
+                    continue
+                there = np.isfinite(row)
+                if name == _LOSS:
+                    state.ranks |= _named(window, there)
+                elif there.any():
+                    wrong = _named(window, there & (row > _RIGHT[name]))
+                    self._take(step, float(row[there].mean()), wrong, state.given[name])
         findings = tuple(
-            _finding(name, e, given, turns=state.turns)
+            _finding(name, e, given, turns=state.turns, of=state.ranks)
             for name, given in state.given.items()
             for e in given.watch.take(window.last_step)
         )
         return Outcome({"loss.mismatch": self._check(state)}, findings)
 
-    def _take(self, step: int, value: float, wrong: bool, given: Given) -> None:
+    def _take(self, step: int, value: float, wrong: frozenset[int], given: Given) -> None:
         given.judged += 1
         if not wrong:
             given.run = 0
             given.watch.good(step)
             return
+        given.ranks = given.ranks | wrong if given.run else wrong
         given.since = given.since if given.run else step
         given.run, given.value = given.run + 1, value
         if given.run >= self.policy.in_a_row:
@@ -130,7 +161,16 @@ class LossInputs(Detector[InputsState]):
         return Check.ok(f"Scores and shapes were right at {count(judged, 'sampled step')}.")
 
 
-def _finding(name: str, episode: Episode[float], given: Given, *, turns: bool) -> Finding:
+def _named(window: Window, which: Bool) -> frozenset[int]:
+    """Ranks of a row, bool [R]."""
+    return frozenset(window.ranks[which].tolist())
+
+
+def _finding(
+    name: str, episode: Episode[float], given: Given, *, turns: bool, of: frozenset[int]
+) -> Finding:
+    # A rank that computes none of its own is another stage of a pipeline.
+    who = tuple(sorted(given.ranks)) if given.ranks < of else ()
     if name == "loss_broadcast":
         title = f"The loss compares each output with {number(episode.facts)} targets"
         cause = (
@@ -187,6 +227,19 @@ def _finding(name: str, episode: Episode[float], given: Given, *, turns: bool) -
             "them one by one. Nothing, if it is meant, as of a discriminator that is to be misled, "
             "or of data that are to be unlearned."
         )
+    elif name == "next_token_distance":
+        places = number(episode.facts)
+        title = f"The targets are the tokens {places} places on, and not the next ones"
+        cause = (
+            f"At each place the model is asked for the token {places} places later: labels that "
+            "are shifted where the batch is made, and once more within the model or its loss, "
+            "which shift them by themselves. The loss falls, to more than the next token costs, "
+            "and what the model generates skips every token that it was not asked for."
+        )
+        remedy = (
+            "Shift once: give a model that shifts by itself (`labels=input_ids`) labels that are "
+            "not, or take the shift out of the loss. Nothing, if the token after the next is meant."
+        )
     elif name == "targets_blank":
         title = "Targets of `ctc_loss` hold the blank"
         cause = (
@@ -219,8 +272,9 @@ def _finding(name: str, episode: Episode[float], given: Given, *, turns: bool) -
         kind="loss.mismatch",
         key=name,
         severity="info" if name == "loss_subtracted" and turns else "warning",
-        title=title,
-        cause=cause,
+        title=title if not who else f"{title} (on {ranks(who)})",
+        ranks=who,
+        cause=cause if not who else f"On {ranks(who)} alone: {cause}",
         remedy=remedy,
         evidence={"series": name, "value": episode.facts, "samples": given.run},
     )

@@ -11,8 +11,8 @@ import numpy as np
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.batch_sizes import SERIES, BatchSizes, effective_sizes
-from rankscope.server.detectors.desync.averaging_rounds import MARK
 from rankscope.server.detectors.history import Companions, Phases, RankHistory
+from rankscope.server.detectors.leaps import Leaps
 from rankscope.server.detectors.loss import few_answers
 from rankscope.server.detectors.loss.answers_kept import AnswersKept
 from rankscope.server.detectors.loss.few_answers import FewAnswers
@@ -102,6 +102,7 @@ class SpikeState:
     baseline: Baseline = field(default_factory=Baseline)
     history: RankHistory = field(default_factory=lambda: RankHistory(64))
     companions: Companions = field(default_factory=Companions)
+    leaps: Leaps = field(default_factory=Leaps)
     phases: Phases = field(default_factory=Phases)
     sizes: BatchSizes = field(default_factory=BatchSizes)
     onsets: deque[int] = field(default_factory=deque)
@@ -181,8 +182,9 @@ class LossSpike(Detector[SpikeState]):
     reports_open: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     wants: ClassVar[tuple[str, ...]] = (
-        *("lr", "grad_norm", MARK, *few_answers.SERIES),
+        *("lr", *few_answers.SERIES),
         *SERIES,
+        *Leaps.SERIES,
         *Phases.SERIES,
     )
 
@@ -201,6 +203,7 @@ class LossSpike(Detector[SpikeState]):
         """Holds every new mean loss against those before it."""
         findings: list[Finding] = []
         state.companions.take(window)
+        state.leaps.take(window)
         state.phases.take(window)
         state.targets.take(window)
         state.relapse.take(window)
@@ -214,6 +217,7 @@ class LossSpike(Detector[SpikeState]):
                 continue
             state.sizes.push(size)
             state.companions.pass_to(step)
+            state.leaps.pass_to(step)
             state.answers.pass_to(step)
             state.few.pass_to(step)
             negated = state.sign.push(value)
@@ -311,7 +315,9 @@ class LossSpike(Detector[SpikeState]):
         # One that keeps coming back is one alert and not one each time.
         calm = policy.calm if spikes < policy.recurrent else 20 * policy.calm
         before = spacing.steps(policy.rise_before)
+        leap = state.leaps.at(step)
         rise = state.companions.raised_rate(step, before=before, factor=policy.rise)
+        rise = rise if leap is None else None
         return Spike(
             first_step=step,
             seen_step=step,
@@ -328,7 +334,8 @@ class LossSpike(Detector[SpikeState]):
             rank_value=rank_value,
             rise=rise,
             restarted=state.companions.restarted(rise, before=before),
-            gradient=state.companions.gradient_rose_first(step),
+            gradient=state.companions.gradient_rose_first(step) if leap is None else None,
+            leap=leap,
             optimizer=str(window.config.get("optimizer", "")),
             peak=value,
             peak_step=step,

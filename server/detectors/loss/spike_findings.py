@@ -7,9 +7,11 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rankscope.server.detectors import leaps
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.history import rate_sentence
 from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.leaps import Leap
 from rankscope.server.detectors.loss import answers_kept, few_answers
 from rankscope.server.detectors.wording import number, ranks, sentences
 
@@ -29,6 +31,7 @@ class Spike(Incident):
     rank_value: float
     rise: Mapping[str, float] | None
     gradient: Mapping[str, float] | None
+    leap: Leap | None  # no step can have made it
     restarted: bool  # the rise was to a rate that had been before
     optimizer: str  # name of its class; empty where it is not known
     peak: float
@@ -125,6 +128,7 @@ def spike_finding(
         "spikes": incident.spikes,
         **(incident.rise or {}),
         **(incident.gradient or {}),
+        **({} if incident.leap is None else {"reach": incident.leap.reach}),
     }
     if incident.batch[0] < incident.batch[1]:
         evidence["batch"], evidence["batch_usual"] = incident.batch
@@ -203,6 +207,8 @@ def _explain(incident: Spike, *, recurs: bool, of_targets: bool) -> tuple[str, s
             "normalisation, tokenizer).",
             f"Look at the samples of {ranks(who)} at step {step}.",
         )
+    if incident.leap is not None:
+        return leaps.sentence(incident.leap), leaps.REMEDY
     if incident.gradient is not None:
         # A training that had nothing left to learn has had gradients of 0.
         usual = incident.gradient["grad_norm_usual"]

@@ -130,20 +130,25 @@ def given_to_the_loss(
     value: float = 0.0,
     since: int = 0,
     games: bool = False,
+    rank: int = -1,
 ) -> Trace:
     """What a loss function is given, at every second step: right before step `since`.
 
     Args:
+        rank: that alone is given it; -1 for both.
         games: another optimizer steps in turns with this one.
     """
     each = np.arange(100)
-    right = 1.0 if series == "loss_broadcast" else 0.0
+    right = 1.0 if series in ("loss_broadcast", "next_token_distance") else 0.0
     values = np.where(each < since, right, value) * np.ones((2, 1))
+    if rank >= 0:
+        values[1 - rank] = right
     there = np.broadcast_to(each % 2 == 0, values.shape).copy()
     turns = Occurrence(0, 0, "optimizers.turns", "turns", {"optimizers": 2}, 0.0)
     events = (turns,) if games else ()
     there_too = {series: there}
-    return Trace("given to the loss", seed, each, {series: values}, there_too, events=events)
+    known = {series: values, "loss": np.ones((2, 100))}
+    return Trace("given to the loss", seed, each, known, there_too, events=events)
 
 
 def mixed(

@@ -106,10 +106,11 @@ def test_other_inputs_say_nothing(inputs):
     assert scalars["given_target_error"] == scalars["given_target_first"] == -1
 
 
-def of_table(make, loss, *, rows=32, columns=5):
+def of_table(make, loss, *, rows=32, columns=5, outputs=1):
     """`target_column` of a table; `make` returns the table and its targets."""
     torch.manual_seed(0)
-    model = nn.Linear(columns, 3 if loss is functional.cross_entropy else 1)
+    model = nn.LazyLinear(3 if loss is functional.cross_entropy else outputs)
+    model(torch.randn(rows, columns))
     harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.01), probes=[Loss])
     try:
         table, target = make(torch.randn(rows, columns))
@@ -154,3 +155,17 @@ def test_other_tables_have_no_such_column(make, loss, sizes):
 @pytest.mark.parametrize("sizes", [{"columns": 2}, {"rows": 8}])
 def test_of_small_tables_nothing_is_said(sizes):
     assert of_table(lambda t: (t, 2 * t[:, 0]), functional.mse_loss, **sizes) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda t: (t, t[:, 6:]), 6),
+        (lambda t: (t, torch.cat([t[:, 7:], torch.randn(len(t), 1)], 1)), -1),
+        (lambda t: (t, t[:, 3:]), None),
+    ],
+    ids=["a window that is too long", "each value's next one", "an autoencoder"],
+)
+def test_several_targets_are_given_where_all_of_them_are(make, found):
+    outputs = 5 if found is None else 2
+    assert of_table(make, functional.mse_loss, columns=8, outputs=outputs) == found

@@ -78,7 +78,7 @@ def test_what_is_worse_than_guessing_is_not_known_better():
     probe.given((tokens[:, :-1],), {})
     probe.add("cross_entropy", {"input": scores, "target": tokens[:, 1:]})
     probe.end(facts)
-    values = [float(value) for value in facts.scalars.values()]
+    values = [float(facts.scalars[f"next_token_{name}"]) for name in ("seen", "unseen")]
     assert values == pytest.approx([math.log(WORDS)] * 2)
 
 
@@ -94,3 +94,48 @@ def test_padding_does_not_count():
 def test_other_targets_say_nothing(arguments):
     scalars = trained(ahead=True, **arguments)
     assert scalars["next_token_seen"] == scalars["next_token_unseen"] == -1
+
+
+def distance(make, *, ignored=-100):
+    """`next_token_distance`; `make` returns tokens and targets of a text of 12 places."""
+    torch.manual_seed(0)
+    text = torch.randint(WORDS, (ROWS, 12))
+    tokens, targets = make(text)
+    probe, facts = NextTokens(), StepFacts(0)
+    probe.given((tokens,), {})
+    scores = torch.randn(targets.numel(), WORDS)
+    given = {"input": scores, "target": targets.reshape(-1), "ignore_index": ignored}
+    probe.add("cross_entropy", given)
+    probe.end(facts)
+    return float(facts.scalars["next_token_distance"])
+
+
+def shifted_twice_within(text):
+    """As a model does that shifts by itself, and leaves the last place out."""
+    tokens, labels = text[:, :-1], text[:, 1:]
+    return tokens, labels[:, 1:]
+
+
+def shifted_twice_and_padded(text):
+    """The same where the last place is padded instead."""
+    tokens, labels = text[:, :-1], text[:, 1:]
+    return tokens, functional.pad(labels, (0, 1), value=-100)[:, 1:]
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda t: (t[:, :-1], t[:, 1:]), 1),
+        (lambda t: (t, t[:, 1:]), 1),
+        (lambda t: (t[:, :-2], t[:, 2:]), 2),
+        (shifted_twice_within, 2),
+        (shifted_twice_and_padded, 2),
+        (lambda t: (t[:, :-3], t[:, 3:]), 3),
+        (lambda t: (t, t), -1),
+        (lambda t: (t, t.flip(1)), -1),
+        (lambda t: (torch.ones_like(t), torch.ones_like(t)), -1),
+    ],
+    ids=["next", "next, cut", "second", "within", "padded", "third", "same", "other", "constant"],
+)
+def test_by_how_many_places_targets_are_ahead(make, found):
+    assert distance(make) == found

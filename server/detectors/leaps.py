@@ -1,0 +1,142 @@
+"""Rises of the loss that no step can have made: what it is measured on has changed. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.desync.averaging_rounds import MARK
+from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
+from rankscope.server.detectors.wording import number
+from rankscope.server.window import Float64, Window
+
+# Losses, and norms, of the steps before a rise that count: norms are not posted at every step.
+_BACK = 8
+# The rise, over the most that the step can have changed the loss by, and over the range of the
+# losses before it: a batch differs from another one, and so does its gradient.
+_BEYOND, _CLEAR = 5.0, 3.0
+# Relative difference of the ranks' norms up to which they hold the same: those of shards differ.
+_ALIKE = 1e-3
+# Rises that are remembered, and steps beside an onset at which one of them is its cause: onsets are
+# known by blocks of 10.
+_KEPT, _BESIDE = 32, 10
+
+
+@dataclass(frozen=True, slots=True)
+class Leap:
+    """A rise from one step to the next.
+
+    Attributes:
+        step: at which the loss is higher.
+        before, after: the loss, median of the steps before it and at it.
+        reach: by how much the step before can have changed it, at most.
+    """
+
+    step: int
+    before: float
+    after: float
+    reach: float
+
+
+@dataclass(slots=True)
+class Leaps:
+    """Holds each rise of the mean loss against the step that was taken before it.
+
+    By the mean value theorem a step changes the loss of a batch by no more than its length times
+    the largest gradient on the way; the norms of the gradients before and after it stand for that
+    one. Where the loss of the next batch rises by much more, and no parameters were written
+    otherwise, what it is measured on has changed: the data, the targets, the loss itself, or the
+    mode of the model.
+    """
+
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=_BACK))
+    gradients: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_BACK))
+    updates: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_BACK))
+    found: deque[Leap] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    written: int = -1
+    _waiting: deque[tuple[int, str, float]] = field(default_factory=deque)
+
+    SERIES: ClassVar[tuple[str, ...]] = ("grad_norm", "grad_norm_preclip", "update_norm", MARK)
+
+    def take(self, window: Window) -> None:
+        """Lays a window's values ready; `pass_to` then lets them count step by step."""
+        laid: list[tuple[int, str, float]] = []
+        for metric in ("grad_norm", "grad_norm_preclip", "update_norm"):
+            steps, rows = rank_rows(window, metric)
+            laid += zip(steps.tolist(), [metric] * len(steps), _whole(rows).tolist(), strict=True)
+        marks = window.series.get(MARK)
+        if marks is not None:
+            written = window.steps[marks.present.any(axis=0)].tolist()
+            laid += [(step, MARK, 1.0) for step in written]
+        steps, means = mean_over_ranks(window, "loss")
+        laid += zip(steps.tolist(), ["loss"] * len(steps), means.tolist(), strict=True)
+        # Of one step the loss comes last: its gradient, and what was written, are known then.
+        self._waiting.extend(sorted(laid, key=lambda one: (one[0], one[1] == "loss")))
+
+    def pass_to(self, step: int) -> None:
+        """Lets everything up to and including a step count."""
+        while self._waiting and self._waiting[0][0] <= step:
+            at, metric, value = self._waiting.popleft()
+            if metric == "loss":
+                self._hold(at, value)
+            elif metric == MARK:
+                self.written = at
+            elif math.isfinite(value):
+                known = self.updates if metric == "update_norm" else self.gradients
+                known.append((at, value))
+
+    def near(self, onset: int) -> Leap | None:
+        """The largest rise beside an onset; None for none."""
+        beside = [leap for leap in self.found if abs(leap.step - onset) <= _BESIDE]
+        return max(beside, key=lambda leap: leap.after - leap.before, default=None)
+
+    def at(self, step: int) -> Leap | None:
+        """The rise at a step that has counted; None for none."""
+        return next((leap for leap in self.found if leap.step == step), None)
+
+    def _hold(self, step: int, loss: float) -> None:
+        before = list(self.losses)
+        if not math.isfinite(loss):
+            return
+        self.losses.append(loss)
+        # A step's own update moves the losses after it.
+        updates = [value for at, value in self.updates if step - _BACK <= at < step]
+        gradients = [value for at, value in self.gradients if step - _BACK <= at <= step]
+        if len(before) < _BACK or not updates or not gradients or step - self.written <= 1:
+            return
+        reach = max(updates) * max(gradients)
+        highest = max(before)
+        if loss - highest > max(_BEYOND * reach, _CLEAR * (highest - min(before))):
+            self.found.append(Leap(step, float(np.median(before)), loss, reach))
+
+
+def _whole(rows: Float64) -> Float64:
+    """Norm of what all ranks hold together, float64 [N] of [N, R]: replicas' are alike."""
+    rows = np.where(np.isfinite(rows), rows, np.nan)
+    largest = np.fmax.reduce(rows, axis=1, initial=np.nan)
+    smallest = np.fmin.reduce(rows, axis=1, initial=np.nan)
+    alike = largest - smallest <= _ALIKE * largest
+    whole: Float64 = np.where(alike, largest, np.sqrt(np.nansum(rows**2, axis=1)))
+    return whole
+
+
+def sentence(leap: Leap) -> str:
+    """What to say of it."""
+    return (
+        f"From one step to the next, at step {leap.step}, the loss rose from {number(leap.before)} "
+        f"to {number(leap.after)}, where the optimizer's step can have changed it by "
+        f"{number(leap.reach)} at most (its length times the gradient's): not the parameters have "
+        "changed but what the loss is measured on, that is the data, their labels or targets, the "
+        "loss function, or the mode of the model."
+    )
+
+
+REMEDY = (
+    "Look at what the loop does differently from that step on: another source or file, labels that "
+    "are shifted, joined or drawn anew, a preprocessing that is switched, a loss or a weight of it "
+    "that changes, `train()` and `eval()`."
+)
