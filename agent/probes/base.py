@@ -167,6 +167,9 @@ class Context:
             what they charge to a tier.
         loader: samples in a batch, batches and worker processes of the DataLoader that training
             iterates over; zeros where there is none, or it does not know them.
+        not_applied: positions of parameters whose gradient, at the end of the step in progress, is
+            one that no optimizer applies, and not the one that another one has applied before
+            (`Probe.other_step`).
         alone: neither the step before the one in progress nor the one after it is sampled.
         basic, signals, word, full, state: whether these sampling tiers are due at the step in
             progress. Where one of them is due, so are those before it.
@@ -207,6 +210,7 @@ class Context:
         self.in_evaluation_mode = False
         self.aside = 0.0
         self.loader = (0, 0, 0)
+        self.not_applied: frozenset[int] = frozenset()
         self.alone = False
         self.enter()
 
@@ -287,6 +291,13 @@ class Probe:
 
     def before_step(self, facts: StepFacts) -> None:
         """The optimizer is about to step (with a closure: before it runs forward)."""
+
+    def other_step(self, facts: StepFacts, rows: frozenset[int]) -> None:
+        """Another optimizer has stepped, on a backward pass of its own; only at sampled steps.
+
+        Args:
+            rows: positions of its parameters, whose gradients are there as it applied them.
+        """
 
     def after_step(self, facts: StepFacts) -> None:
         """The optimizer has stepped; gradients are still there, as they were applied."""

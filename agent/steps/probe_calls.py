@@ -22,8 +22,8 @@ class ProbeCalls:
 
     Attributes:
         all: the probes that could be made.
-        start, forward, prepare, not_finite, before_step, after_step, close: call that method of all
-            of them.
+        start, forward, prepare, not_finite, before_step, other_step, after_step, close: call that
+            method of all of them.
         forward_plain, before_plain, after_plain: of those that look at every step.
         after_passing: of these, of those that do not need the beginning of a step with its end.
         evaluated: ends an evaluation: the means of what was seen, if anything.
@@ -46,6 +46,7 @@ class ProbeCalls:
         self.prepare = self._moments(self.all, "prepare")
         self.not_finite = self._moments(self.all, "not_finite")
         self.before_step = self._moments(self.all, "before_step")
+        self.other_step = self._moments(self.all, "other_step")
         self.after_step = self._moments(self.all, "after_step")
         self.close = self._moments(self.all, "close")
         every_step = tuple(p for p in self.all if not p.sampled)

@@ -19,6 +19,7 @@ from rankscope.agent.steps.count import StepCount
 from rankscope.agent.steps.repeated_ends import RepeatedEnds
 from rankscope.agent.steps.turns import Turns
 
+_NONE: frozenset[int] = frozenset()
 # Of all monitors of the process.
 _all: weakref.WeakSet[RunOptimizers] = weakref.WeakSet()
 
@@ -37,6 +38,8 @@ class RunOptimizers:
         changed: called with the optimizer whose settings and state are the run's from now on, and
             whether it takes the place of the one that was attached for the first time.
         disturbed: called where an optimizer that is not the run's moves its parameters.
+        in_turn: called when another one has stepped on a graph of its own, with the positions of
+            its parameters among the run's.
 
     Attributes:
         has_unknown: one has ended a step of the run that was not yet seen to begin one: whether it
@@ -51,12 +54,14 @@ class RunOptimizers:
         *,
         changed: Callable[[Any, bool], None],
         disturbed: Callable[[], None],
+        in_turn: Callable[[frozenset[int]], None],
     ) -> None:
         self._attached = attached
         self._tracked = tracked
         self._count = count
         self._changed = changed
         self._disturbed = disturbed
+        self._in_turn = in_turn
         self._current = attached  # the last one that was seen to begin a step of the run
         self._outermost: Any = None  # the one that steps now
         self._replaced: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -67,6 +72,8 @@ class RunOptimizers:
         self._roles: weakref.WeakKeyDictionary[Any, Role] = weakref.WeakKeyDictionary()
         self._repeated = RepeatedEnds()
         self._turns = Turns()
+        # id of a parameter -> its gradient, as another optimizer left it when it stepped.
+        self._left: dict[int, tuple[int, int]] = {}
         self.has_unknown = True
         _all.add(self)
 
@@ -94,6 +101,7 @@ class RunOptimizers:
                 self._repeated.seen(optimizer)
             else:
                 self._other_stepped(optimizer)
+                self._note_left(optimizer)
             return False
         self._outermost = None
         self._count.optimizer = self._repeated.ended(optimizer)
@@ -145,6 +153,23 @@ class RunOptimizers:
     def parameters_changed(self) -> None:
         """Other parameters are the run's from now on."""
         self._roles.clear()
+        self._left.clear()
+
+    def not_applied(self) -> frozenset[int]:
+        """Positions of parameters whose gradient no optimizer applies in this step or did before.
+
+        Where optimizers step in turns, the backward pass of one leaves gradients in the parameters
+        of the other (a generator's, in its discriminator), which are zeroed before that steps.
+        Asked when one of the run's steps ends.
+        """
+        if not self._left or not 0 <= self._turns.met < nodes_made():
+            return _NONE
+        left = self._left
+        return frozenset(
+            row
+            for row, parameter in enumerate(self._tracked.group.tensors)
+            if left.get(id(parameter), (known := _state(parameter.grad))) != known
+        )
 
     def _role(self, optimizer: torch.optim.Optimizer) -> Role:
         # A second phase of a training has tensors of the first one's, and a run of its own.
@@ -167,3 +192,18 @@ class RunOptimizers:
         # what changed is no work of ours to judge.
         if self._outermost is None and self._role(optimizer) is Role.OTHER:
             self._disturbed()
+
+    def _note_left(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._role(optimizer) is Role.OTHER:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    self._left[id(parameter)] = _state(parameter.grad)
+            if self._turns.met >= 0:
+                moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
+                tensors = self._tracked.group.tensors
+                self._in_turn(frozenset(r for r, p in enumerate(tensors) if id(p) in moved))
+
+
+def _state(gradient: torch.Tensor | None) -> tuple[int, int]:
+    """What is another one after a gradient was made anew or written."""
+    return (0, 0) if gradient is None else (id(gradient), gradient._version)

@@ -96,6 +96,7 @@ class TorchMonitor(Monitor):
             self._count,
             changed=self._owner_changed,
             disturbed=self._disturbed,
+            in_turn=self._other_stepped,
         )
         self._calls = ProbeCalls(self._guard, self._context, self._guarded)
         self._publisher.not_finite = self._calls.not_finite
@@ -336,6 +337,10 @@ class TorchMonitor(Monitor):
         if self._parameters is not None:
             self._parameters.disturbed()
 
+    def _other_stepped(self, rows: frozenset[int]) -> None:
+        if self._machine.mode is SAMPLED:
+            self._calls.other_step(self._machine.facts, rows)
+
     @contained
     def _training_goes_on(self) -> None:
         if self._evaluates():
@@ -370,17 +375,14 @@ class TorchMonitor(Monitor):
         if self._tracked.changed():
             frozen = self._tracked.frozen
             self._note(self._tracked.renew())
-            if self._tracked.frozen != frozen:
-                self._report_frozen(self._tracked.frozen)
+            if (names := self._tracked.frozen) != frozen:
+                text = f"{len(names)} of the optimizer's parameters are trained no longer"
+                data = {"names": list(names[:_MOST_NAMES]), "count": len(names)}
+                self._event(self._count.step, "parameters.frozen", text, data)
             self._context.parameters = self._tracked.group
             self._announce(self._tracked.group)
             self._spent.of(self._tracked.group.tensors)
             self._optimizers.parameters_changed()
-
-    def _report_frozen(self, names: tuple[str, ...]) -> None:
-        text = f"{len(names)} of the parameters that the optimizer holds are trained no longer"
-        data = {"names": list(names[:_MOST_NAMES]), "count": len(names)}
-        self._event(self._count.step, "parameters.frozen", text, data)
 
     @contained
     def _end_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -397,6 +399,7 @@ class TorchMonitor(Monitor):
         self._passes.end_step(self._model)
         self._thread = get_ident()  # it may be another one than that of `attach`
         if mode is SAMPLED:
+            context.not_applied = self._optimizers.not_applied()
             self._calls.after_step(facts)
             self._sampled_steps += context.full
         elif mode is LIGHTWEIGHT:

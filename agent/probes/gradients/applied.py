@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -34,7 +35,9 @@ class Gradients(Probe):
 
     The applied gradient is read after the optimizer has stepped: that is after the reduction, after
     unscaling and clipping, and right under closures too. A parameter without a gradient has the
-    digest 0 and a sketch of zeros, as one with a gradient of zeros. A sparse gradient is written
+    digest 0 and a sketch of zeros, as one with a gradient of zeros. One whose gradient no optimizer
+    applies has a sketch of NaN, and no part in the norm; one that another optimizer has applied, on
+    a backward pass of its own, has the fingerprint of then. A sparse gradient is written
     out for its fingerprint; where it is too large for that its sketch is NaN.
 
     `task` is the number of the set of parameters that had a gradient, in the order in which they
@@ -52,10 +55,26 @@ class Gradients(Probe):
         super().__init__(context)
         self._rows: GradientRows | None = None
         self._following = -1  # the step after a full one
+        # Of parameters whose optimizer has stepped before, what it has applied.
+        self._rows_before: GradientRows | None = None
+        self._before: _Before | None = None
         self._pass = SharedPass("signals", "full")
         self._reported = False
         # Which parameters had no gradient, one byte each -> number of the task.
         self._tasks: dict[bytes, int] = {}
+
+    def other_step(self, facts: StepFacts, rows: frozenset[int]) -> None:
+        """Fingerprints of what another optimizer has applied."""
+        context = self.context
+        if not (context.full or facts.step == self._following):
+            return
+        with facts.charged("full"):
+            group = context.parameters
+            if self._rows_before is None or self._rows_before.of is not group:
+                self._rows_before = GradientRows(group)
+            there = [p.grad if row in rows else None for row, p in enumerate(group.tensors)]
+            taken = self._rows_before.begin(there, digests=context.full)
+            self._before = _Before(facts.step, group, rows, taken)
 
     def after_step(self, facts: StepFacts) -> None:
         """Norms and fingerprints of what was applied."""
@@ -71,10 +90,14 @@ class Gradients(Probe):
         gradients = [p.grad for p in group.tensors]
         squared = context.signals and lie_here(gradients)
         taken = None
+        odd = context.not_applied
         if (is_sampled or squared) and any(g is not None for g in gradients):
             taken = self._rows.begin(
-                gradients, digests=full, fingerprints=is_sampled, squares=squared
+                gradients, digests=full, fingerprints=is_sampled, squares=squared, unknown=odd
             )
+            before, self._before = self._before, None
+            if before is not None and before.step == facts.step and before.group is group:
+                taken.replaced = before.rows & odd, before.taken
         passed = processor_time() - began
         if taken is not None and is_sampled:
             self._publish(facts, group, taken, posted=full)
@@ -91,6 +114,7 @@ class Gradients(Probe):
     def _measure(
         self, facts: StepFacts, gradients: list[torch.Tensor | None], taken: Fingerprints | None
     ) -> None:
+        odd = self.context.not_applied
         without = bytes(gradient is None for gradient in gradients)
         task = self._tasks.get(without)
         if task is None and len(self._tasks) < _MOST_TASKS:
@@ -103,7 +127,8 @@ class Gradients(Probe):
             rows = [row for row, gradient in enumerate(gradients) if gradient is not None]
             if len(rows) < len(squares):
                 squares = squares[rows]
-            facts.scalars["grad_norm"] = length_of(squares)
+            applied = [at for at, row in enumerate(rows) if row not in odd] if odd else slice(None)
+            facts.scalars["grad_norm"] = length_of(squares[applied])
             there = [gradient for gradient in gradients if gradient is not None]
             facts.shared["gradient_norms"] = GradientNorms(rows, there, squares=squares)
             return
@@ -127,7 +152,11 @@ class Gradients(Probe):
             norms = gathered(tensor_norms(tensors))
             # Of tensors that are dealt out a rank may hold nothing: that is no gradient of zero.
             if any(t.numel() for t in tensors):
-                facts.scalars["grad_norm"] = torch.linalg.vector_norm(norms)
+                facts.scalars["grad_norm"] = torch.linalg.vector_norm(
+                    norms
+                    if not odd
+                    else norms[[at for at, row in enumerate(rows) if row not in odd]]
+                )
             facts.shared["gradient_norms"] = GradientNorms(rows, tensors, norms=norms)
 
     def _publish(
@@ -187,23 +216,43 @@ class Fingerprints:
 
     Attributes:
         squares: as of `Pending`.
+        replaced: rows that are to be of other fingerprints of the same tensors.
     """
 
     def __init__(self, pending: Pending, unknown: list[int]) -> None:
         self.squares = pending.squares
+        self.replaced: tuple[Collection[int], Fingerprints] | None = None
         self._pending = pending
         self._unknown = unknown
 
     def ready(self) -> bool:
         """Whether `result` does not wait."""
-        return self._pending.ready()
+        others = self.replaced is None or self.replaced[1].ready()
+        return others and self._pending.ready()
 
     def result(self) -> FingerprintValues:
         """The fingerprints; NaN sketches where a row is unknown."""
         fingerprints = self._pending.result()
-        if self._unknown and fingerprints.sketches is not None:
-            fingerprints.sketches[self._unknown] = np.nan
+        sketches = fingerprints.sketches
+        if self._unknown and sketches is not None:
+            sketches[self._unknown] = np.nan
+            fingerprints.digests[self._unknown] = 0
+        if self.replaced is not None and sketches is not None:
+            rows, others = sorted(self.replaced[0]), self.replaced[1].result()
+            assert others.sketches is not None
+            sketches[rows] = others.sketches[rows]
+            fingerprints.digests[rows] = others.digests[rows]
         return fingerprints
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """Fingerprints of the gradients of some rows, that were taken earlier in a step."""
+
+    step: int
+    group: TensorGroup
+    rows: frozenset[int]
+    taken: Fingerprints
 
 
 class GradientRows:
@@ -226,24 +275,26 @@ class GradientRows:
         digests: bool = True,
         fingerprints: bool = True,
         squares: bool = False,
+        unknown: Collection[int] = (),
     ) -> Fingerprints:
         """Fingerprints of the gradients as they are now; a missing one counts as zeros.
 
         Args:
             gradients: one a parameter of the group.
+            unknown: rows of which nothing is said.
             digests: whether digests are wanted, where fingerprints are.
             fingerprints: whether anything but sums of squares is.
             squares: whether these are. Only of gradients that lie here (`lie_here`).
         """
-        unknown: list[int] = []
+        unread = list(unknown)
         if squares:
             tensors = [self._none if gradient is None else gradient for gradient in gradients]
         else:
-            tensors = self._written_out(gradients, unknown)
+            tensors = self._written_out(gradients, unread)
         pending = self._plans.plan(tensors).begin(
             tensors, sketches=fingerprints, digests=fingerprints and digests, squares=squares
         )
-        return Fingerprints(pending, unknown)
+        return Fingerprints(pending, unread)
 
     @torch.no_grad()
     def _written_out(

@@ -49,7 +49,8 @@ class LocalGradients(Probe):
     without. A step's local gradient is their sum, so that the mean of all ranks' sketches is the
     sketch of the reduced gradient, up to rounding (and to clipping). The digests are 0: the bits of
     a sum of our own mean nothing. A parameter that got no gradient has a sketch of zeros; one whose
-    gradient cannot be read (placed otherwise than its parameter) one of NaN, and there is no norm.
+    gradient cannot be read (placed otherwise than its parameter) one of NaN, and there is no norm;
+    one whose gradient no optimizer applies one of NaN, too, and no part in the norm.
 
     On a device the large ones of a backward pass are launched one by one, and travel together.
     Where several micro-batches make a step, the large ones enter the norm by the norm of their
@@ -77,6 +78,8 @@ class LocalGradients(Probe):
         self._hooks = TensorHooks()
         self._plain = False  # whether this rank holds the parameters themselves
         self._sums: list[GradientSum | None] = []
+        # Of parameters whose optimizer has stepped before: what it has applied, by position.
+        self._before: dict[int, GradientSum | None] = {}
         self._elsewhere: list[bool] = []
         self._plans: dict[int, FingerprintPlan] = {}
         self._rounds = Rounds()
@@ -103,8 +106,19 @@ class LocalGradients(Probe):
             self._seconds = 0.0
             self._rounds.close()
             self._sums = [None] * len(group.tensors)
+            self._before = {}
             self._plain = are_held_whole(group.tensors)
             self._hooks.put_on()
+
+    def other_step(self, facts: StepFacts, rows: frozenset[int]) -> None:
+        """Keeps what was seen of them apart from what comes after."""
+        if not self._hooks or self._group is not self.context.parameters:
+            return
+        with facts.charged("full"):
+            self._rounds.close()
+            for row in rows:
+                self._before[row], self._sums[row] = self._sums[row], None
+                self._copies.pop(row, None)  # its memory is that of the sum
 
     def after_step(self, facts: StepFacts) -> None:
         """Takes the hooks off and says what they have seen."""
@@ -116,10 +130,16 @@ class LocalGradients(Probe):
             self.close()
             self._report()
             sums, self._sums = self._sums, []
+            before, self._before = self._before, {}
+            odd = self.context.not_applied
+            for row, found in before.items():
+                if row in odd or sums[row] is None:
+                    sums[row] = found
+            unknown = odd.difference(before)
             # Some of the hooks were on parameters that are no longer trained.
             same = self._group is self.context.parameters
             if same and any(found is not None for found in sums):
-                self._say(facts, sums)
+                self._say(facts, sums, unknown)
 
     def close(self) -> None:
         """Takes the hooks off."""
@@ -263,16 +283,17 @@ class LocalGradients(Probe):
                 self.context.event(one.step, SKIPPED, text, data)
 
     @torch.no_grad()
-    def _say(self, facts: StepFacts, sums: list[GradientSum | None]) -> None:
+    def _say(self, facts: StepFacts, sums: list[GradientSum | None], odd: frozenset[int]) -> None:
         group, rows = self._group, self._rows
         assert group is not None
         assert rows is not None
         self._rounds.close()
-        there = [s for s in sums if s is not None]
+        # What another optimizer's backward pass has left there is in no step.
+        there = [s for row, s in enumerate(sums) if s is not None and row not in odd]
         small = [None if s is None else s.values for s in sums]
         squared = lie_here(small)
         pending = rows.begin(small, digests=False, squares=squared)
-        taken = _Taken(pending, sums)
+        taken = _Taken(pending, sums, odd)
         facts.shared["local_gradient"] = taken
 
         def deliver() -> None:
@@ -285,8 +306,11 @@ class LocalGradients(Probe):
             return
         squares = pending.squares
         if squares is None:
-            exact = tensor_norms([v for v in small if v is not None])
+            exact = tensor_norms(
+                [v for row, v in enumerate(small) if v is not None and row not in odd]
+            )
         else:
+            squares = np.delete(squares, sorted(odd)) if odd else squares
             exact = list(norms_of(squares))
         exact += [s.norm for s in there if s.norm is not None]
         rough = [s for s in there if s.values is None and s.norm is None]
@@ -350,10 +374,13 @@ class _Hook:
 class _Taken:
     """Fingerprints of a local gradient under way."""
 
-    def __init__(self, small: Fingerprints, sums: list[GradientSum | None]) -> None:
+    def __init__(
+        self, small: Fingerprints, sums: list[GradientSum | None], odd: frozenset[int]
+    ) -> None:
         self._small = small
         self._large = [(row, s) for row, s in enumerate(sums) if s is not None and s.large]
-        self._unknown = [row for row, s in enumerate(sums) if s is not None and not s.known]
+        unknown = [row for row, s in enumerate(sums) if s is not None and not s.known]
+        self._unknown = sorted(odd.union(unknown))
 
     def ready(self) -> bool:
         """Whether `result` does not wait."""

@@ -70,3 +70,36 @@ def test_two_optimizers_of_one_loss_take_none(watching):
             optimizer.step()
 
     assert players(watching, step) == []
+
+
+def of_both(watching, run, *, restored):
+    """Digests of a game's reduced gradient, step -> digest of each tensor.
+
+    Args:
+        restored: what the critic's optimizer has applied is put back before the other one steps.
+    """
+    torch.manual_seed(0)
+    both = nn.ModuleDict({"generator": nn.Linear(3, 4), "critic": nn.Linear(4, 1)})
+    generator, critic = both["generator"], both["critic"]
+    own, other = (torch.optim.SGD(n.parameters(), lr=0.1) for n in (generator, critic))
+    watching.attach(both, own, run=run)
+    for _ in range(12):
+        noise = torch.randn(5, 3)
+        other.zero_grad()
+        critic(torch.cat([generator(noise).detach(), torch.ones(5, 4)])).square().mean().backward()
+        other.step()
+        applied = [p.grad.clone() for p in critic.parameters()]
+        own.zero_grad()
+        critic(generator(noise)).mean().backward()
+        if restored:
+            for parameter, gradient in zip(critic.parameters(), applied, strict=True):
+                parameter.grad = gradient
+        own.step()
+    return watching.digests("reduced_gradient", run=run)
+
+
+def test_what_a_pass_leaves_in_the_other_s_parameters_is_not_what_was_applied(watching):
+    left = of_both(watching, "left", restored=False)
+    restored = of_both(watching, "restored", restored=True)
+    assert len(left) == 12
+    assert left == restored
