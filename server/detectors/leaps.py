@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -14,13 +15,15 @@ from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
 from rankscope.server.detectors.wording import number
 from rankscope.server.window import Float64, Window
 
-# Losses, and norms, of the steps before a rise that count: norms are not posted at every step.
+# Losses, and norms, of the steps before a rise that count where the step's own are not posted.
 _BACK = 8
 # The rise, over the most that the step can have changed the loss by, and over the range of the
 # losses before it: a batch differs from another one, and so does its gradient.
-_BEYOND, _CLEAR = 5.0, 3.0
+_BEYOND, _CLEAR = 3.0, 3.0
 # Relative difference of the ranks' norms up to which they hold the same: those of shards differ.
 _ALIKE = 1e-3
+# Digest of what was written to the parameters between two steps: 0 for nothing.
+_BETWEEN = "outside_optimizer"
 # Rises that are remembered, and steps beside an onset at which one of them is its cause: onsets are
 # known by blocks of 10.
 _KEPT, _BESIDE = 32, 10
@@ -68,10 +71,12 @@ class Leaps:
         for metric in ("grad_norm", "grad_norm_preclip", "update_norm"):
             steps, rows = rank_rows(window, metric)
             laid += zip(steps.tolist(), [metric] * len(steps), _whole(rows).tolist(), strict=True)
-        marks = window.series.get(MARK)
+        marks, between = window.series.get(MARK), window.digests.get(_BETWEEN)
         if marks is not None:
-            written = window.steps[marks.present.any(axis=0)].tolist()
-            laid += [(step, MARK, 1.0) for step in written]
+            laid += [(step, MARK, 1.0) for step in window.steps[marks.present.any(axis=0)].tolist()]
+        if between is not None:
+            written = (between.present & (between.values != 0)).any(axis=0)
+            laid += [(step, MARK, 1.0) for step in window.steps[written].tolist()]
         steps, means = mean_over_ranks(window, "loss")
         laid += zip(steps.tolist(), ["loss"] * len(steps), means.tolist(), strict=True)
         # Of one step the loss comes last: its gradient, and what was written, are known then.
@@ -104,14 +109,21 @@ class Leaps:
             return
         self.losses.append(loss)
         # A step's own update moves the losses after it.
-        updates = [value for at, value in self.updates if step - _BACK <= at < step]
-        gradients = [value for at, value in self.gradients if step - _BACK <= at <= step]
-        if len(before) < _BACK or not updates or not gradients or step - self.written <= 1:
+        update = _largest(self.updates, step - 1, step - 1)
+        gradient = _largest(self.gradients, step - 1, step)
+        reach = update * gradient
+        if len(before) < _BACK or not reach > 0 or step - self.written <= 1:
             return
-        reach = max(updates) * max(gradients)
         highest = max(before)
         if loss - highest > max(_BEYOND * reach, _CLEAR * (highest - min(before))):
             self.found.append(Leap(step, float(np.median(before)), loss, reach))
+
+
+def _largest(known: Collection[tuple[int, float]], first: int, last: int) -> float:
+    """The largest value of some steps; where none is known, of those before; NaN for none."""
+    values = [value for at, value in known if first <= at <= last]
+    values = values or [value for at, value in known if first - _BACK <= at <= last]
+    return max(values, default=math.nan)
 
 
 def _whole(rows: Float64) -> Float64:

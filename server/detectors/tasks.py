@@ -18,10 +18,10 @@ from rankscope.server.window import Bool, Series, Window
 
 TASK, CLASSES = "task", "loss_classes"
 SERIES = frozenset((TASK, CLASSES))
-# Steps of a cycle of tasks, at most, and cycles that have to follow each other: of K tasks in
-# random order the second and third repeat the first in one of K^(2 x steps) cases, and a later step
-# that does not fit ends it.
-_LONGEST, _CYCLES = 16, 3
+# Steps of a cycle of tasks, at most; cycles that have to follow each other, and steps that have to
+# be what the ones a cycle before were: of two tasks in random order (experts that get no token now
+# and then) 16 are in one of 65,536 cases, and a later step that does not fit ends it.
+_LONGEST, _CYCLES, _REPEATED = 16, 3, 16
 # Share of other tasks' steps from which on what was remembered is no level of the first one. A run
 # that takes up a second task late has fewer, at first.
 _MIXED = 0.1
@@ -100,7 +100,9 @@ class Tasks:
         self.recent.append((step, task))
         tasks = [one for _, one in self.recent]
         for length in range(2, min(_LONGEST, len(tasks) // _CYCLES) + 1):
-            last = tasks[-length * _CYCLES :]
+            last = tasks[-max(length * _CYCLES, length + _REPEATED) :]
+            if len(last) < length + _REPEATED:
+                continue
             if len(set(last)) > 1 and all(
                 a == b for a, b in zip(last, last[length:], strict=False)
             ):

@@ -170,8 +170,8 @@ class LossDiverging(Detector[DivergingState]):
 
     Cause:
         The learning rate, where it had been raised; data, targets or the loss itself, where it rose
-        from one step to the next by 5 times what the step before can have changed it by: its length
-        (`update_norm`) times the gradient's, the largest of 8 steps.
+        from one step to the next by 3 times what the step before can have changed it by: its length
+        (`update_norm`) times the gradient's, before it or after.
 
     Evidence:
         `best`, `best_step`, `start`, `worst` (highest block median), `lost` (share of the progress

@@ -18,6 +18,7 @@ from rankscope.server.detectors.layer.dead import LayerDead
 from rankscope.server.detectors.loss.diverging import LossDiverging
 from rankscope.server.detectors.loss.oscillating import LossOscillating
 from rankscope.server.detectors.policy import Count, Observations, Policy, RisePolicy, Share, Steps
+from rankscope.server.detectors.profiles import TURNS
 from rankscope.server.detectors.rate import momentum
 from rankscope.server.detectors.rate.momentum import Momentum
 from rankscope.server.detectors.rate.start import BadStart
@@ -119,7 +120,8 @@ class RateTooHigh(Detector[HighState]):
         updates in a row were above 0.1, with these. Or the first ten updates were above 0.1 in the
         median, the loss rose to half above its first value within 20 steps, and after 100 the
         answers explain 5 % of the deviance or less (the last 30; where that is not known, the loss
-        is still above its first value); not of weights that began at zero. Or SGD has a momentum of
+        is still above its first value); or the first 50 were above 0.03, and they explain a tenth
+        or less; not of weights that began at zero. Or SGD has a momentum of
         0.98 or more, and the norm of the parameters has come to 3 times what it was (medians of 5)
         within 4 / (1 - momentum) steps. Without the second sign the data are as likely, and nothing
         is said here. Over after 200 steps without the first.
@@ -173,10 +175,12 @@ class RateTooHigh(Detector[HighState]):
 
     def advance(self, window: Window, state: HighState) -> Outcome:
         """Asks the others, and looks at the rate and the updates before what they found."""
-        names = *self.needs, *self.wants
+        names, policy = (*self.needs, *self.wants), self.policy
         state.momentum.configured(window.config)
+        state.start.games |= any(event.kind == TURNS for event in window.events)
         for step, row in together(window, *names):
-            state.start.take(step, row, self.policy.overwriting)
+            policy = self.policy
+            state.start.take(step, row, overwriting=policy.overwriting, large=policy.large_update)
             state.momentum.take(step, row)
             state.total += math.isfinite(row.get("loss", math.nan))
             state.normed |= "grad_norm" in row
@@ -227,6 +231,8 @@ class RateTooHigh(Detector[HighState]):
 
 
 def _second_sign(sign: Finding, state: HighState, policy: HighPolicy) -> High | None:
+    if "reach" in sign.evidence:
+        return None  # no step can have done it
     known = [(s, v) for s, v in state.rates if s <= sign.seen_step]
     recent = [v for s, v in state.updates if sign.seen_step - policy.near < s <= sign.seen_step]
     update = median(recent)
@@ -292,7 +298,8 @@ def _start_finding(start: BadStart, policy: HighPolicy) -> Finding:
     rate, known, losses = start.rate, start.known, start.losses
     explained = float(np.mean(start.explained)) if known else math.nan
     usable = rate * min(max(policy.usual_update / start.written, policy.least_cut), policy.most_cut)
-    worth = "The answers are still worth no more than one that is always the same."
+    more = "hardly more" if explained > 0.05 else "no more"  # as `start._NOTHING`
+    worth = f"The answers are still worth {more} than one that is always the same."
     if explained < -1:
         worth = (
             f"The answers still cost {number(1 - explained)} times what one that is always the "

@@ -11,11 +11,15 @@ import numpy as np
 from rankscope.server.detectors.beginning import FIRST, LATEST, RISE, Beginning
 from rankscope.server.detectors.walking import median
 
-# First updates whose median is taken: a rate that is too high shows at once, with every optimizer.
-_UPDATES = 10
+# First updates whose median is taken: a rate that is too high shows at once, with every optimizer;
+# and those by which it is seen that it does not pass.
+_UPDATES, _MORE = 10, 50
 # Share of the deviance explained, up to which nothing is known of the targets yet: of 67 healthy
 # trainings whose answers were known none with such a start explained so little after 100 losses.
 _NOTHING = 0.05
+# The same where large updates last: of 40 healthy trainings with a median of 0.02 or more over the
+# first 50 steps the least had explained 0.4 by then.
+_LITTLE = 0.1
 
 
 @dataclass(slots=True)
@@ -25,6 +29,8 @@ class BadStart:
     Attributes:
         rate: the largest of the first steps.
         updates: the first ones, relative to the parameters.
+        games: another optimizer steps in turns with this one: answers of its opponent are worth no
+            more the better both play.
         gain: of the weights before the first step, NaN where it is not known: beside weights that
             begin at zero every update is large.
         losses, explained: of all steps, and the latest.
@@ -33,6 +39,7 @@ class BadStart:
 
     rate: float = math.nan
     updates: list[float] = field(default_factory=list)
+    games: bool = False
     gain: float = math.nan
     losses: Beginning = field(default_factory=Beginning)
     explained: deque[float] = field(default_factory=lambda: deque(maxlen=LATEST))
@@ -43,21 +50,28 @@ class BadStart:
     @property
     def written(self) -> float:
         """Median of the first updates; NaN where there are too few."""
-        return median(self.updates) if len(self.updates) == _UPDATES else math.nan
+        few = len(self.updates) < _UPDATES
+        return math.nan if few else median(self.updates[:_UPDATES])
+
+    @property
+    def lasting(self) -> float:
+        """The same of the first 50, or of those there are."""
+        return math.nan if len(self.updates) < _UPDATES else median(self.updates)
 
     @property
     def began_at_zero(self) -> bool:
         """Whether the weights have their size from the first updates alone."""
         return self.gain == 0
 
-    def take(self, step: int, row: dict[str, float], overwriting: float) -> None:
+    def take(self, step: int, row: dict[str, float], *, overwriting: float, large: float) -> None:
         """Takes a step's values.
 
         Args:
             overwriting: update, relative to the parameters, that writes over them.
+            large: that is larger than any that healthy trainings have for long.
         """
         update = row.get("update_ratio", math.nan)
-        if len(self.updates) < _UPDATES and math.isfinite(update):
+        if len(self.updates) < _MORE >= self.losses.count and math.isfinite(update):
             self.updates.append(update)
         if math.isnan(self.gain):
             self.gain = row.get("initial_gain", math.nan)
@@ -72,15 +86,14 @@ class BadStart:
         losses.push(step, loss)
         if not losses.settled or self.over or not losses.first > 0:
             return
-        if self.seen < 0 and (self.began_at_zero or not self.written > overwriting):
+        thrown = self.written > overwriting and losses.highest > (1 + RISE) * losses.first
+        if losses.begun_before or self.began_at_zero:
             self.over = True
-        elif losses.begun_before:
-            self.over = True
-        elif losses.highest <= (1 + RISE) * losses.first or self._learns():
-            self.over = True
-        else:
+        elif (thrown and not self._learns()) or (self.lasting > large and self._little()):
             self.seen = step if self.seen < 0 else self.seen
             self.last = step
+        else:
+            self.over = True
 
     @property
     def known(self) -> bool:
@@ -92,6 +105,10 @@ class BadStart:
         if self.known:
             return float(np.mean(self.explained)) > _NOTHING
         return self.losses.now < self.losses.first
+
+    def _little(self) -> bool:
+        """Whether it is known that the answers are worth hardly more than one that is constant."""
+        return self.known and not self.games and float(np.mean(self.explained)) <= _LITTLE
 
 
 def _or_least(rate: float) -> float:

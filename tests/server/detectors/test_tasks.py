@@ -92,6 +92,16 @@ def test_only_a_fixed_order_counts():
     assert cycle_of(np.where(STEPS < 200, STEPS % 2, 0)) == ()
 
 
+def test_tasks_in_random_order_have_none_by_chance():
+    """As of experts that get no token now and then: what is known of the loss is kept."""
+    for seed in range(20):
+        tasks = Tasks()
+        trace = in_turn(np.random.default_rng(seed).integers(0, 2, len(STEPS)), scale=1.0)
+        for window in trace.windows():
+            tasks.of_first(window)
+        assert tasks.known_at == -1
+
+
 def test_a_loss_rises_while_it_chooses_among_ever_more_classes():
     random = np.random.default_rng(0)
     classes = np.minimum(32.0 * (1 + STEPS), 4096.0)

@@ -69,6 +69,7 @@ def set_back(
     ranks: Sequence[int] = (0, 1, 2),
     swapped: bool = False,
     same: bool = False,
+    hurts: bool = False,
 ) -> Trace:
     """Parameters that are written before some steps.
 
@@ -78,6 +79,7 @@ def set_back(
         ranks: on which.
         swapped: they become what they never were, as averages do; `same`: each time the same, as a
             copy from before the first step.
+        hurts: the loss is higher since.
     """
     random = np.random.default_rng(seed)
     after = random.integers(1, 2**63, STEPS, dtype=np.uint64) * np.ones((3, 1), dtype=np.uint64)
@@ -88,7 +90,8 @@ def set_back(
             new = never if swapped else int(after[rank, step - 1 - by])
             between[rank, step] = (new - int(after[rank, step - 1])) % 2**64
     words = {"parameters": after, "outside_optimizer": between}
-    return _run("set_back", seed, 3, [], words=words)
+    losses = 1 + 0.1 * random.standard_normal((3, STEPS)) + hurts * (np.arange(STEPS) >= at[0])
+    return _run("set_back", seed, 3, [], series={"loss": losses}, words=words)
 
 
 def skipped_gradients(
