@@ -9,6 +9,7 @@ from statistics import fmean
 
 from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.data.batches import batch_digests
+from rankscope.server.detectors.data.one_sided import OneSided
 from rankscope.server.detectors.effects import EPISODE, Rule
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share
@@ -69,6 +70,7 @@ class UnmixedState:
     inputs: dict[int, int] = field(default_factory=dict)
     other_inputs: bool = False
     solved: Watch[float] = field(default_factory=lambda: Watch(clear_after=32))
+    one_sided: OneSided = field(default_factory=OneSided)
     watch: Watch[float] = field(default_factory=lambda: Watch(clear_after=32))
 
 
@@ -85,14 +87,16 @@ class Unmixed(Detector[UnmixedState]):
         expected in them: of two positives in a hundred most batches of 32 have none.
         Over after 32 steps without. Or all targets so far are of one class (a share of exactly 0 at
         every step), and the mean of the last 10 losses is below 0.02 of that of the first 10: that
-        class is all that there was to learn.
+        class is all that there was to learn. Or (key `rank`) all targets of a rank are of one class
+        at 32 samples in a row at which those of the others have half of their scatter or more.
 
     Severity:
         Warning; info for one class where each rank has one and the same batch all the time, as
         with made-up data.
 
     Evidence:
-        `target_share`; of one class `loss` (mean of the last 10) and `samples`.
+        `target_share`; of one class `loss` (mean of the last 10) and `samples`; of a rank
+        `observed`.
 
     Source:
         Of batches that are drawn at random the entropy is that of the data, less (classes - 1) /
@@ -102,6 +106,13 @@ class Unmixed(Detector[UnmixedState]):
     kinds = ("data.unmixed",)
 
     effects = (
+        Rule(
+            root=("data.unmixed",),
+            root_key="rank",
+            consequence=("rank.loss_outlier", "rank.gradient_outlier", "accuracy.mismatch"),
+            earliest=-EPISODE,
+            why="a rank that has one class alone has another task than the others",
+        ),
         Rule(
             root=("data.unmixed",),
             consequence=("loss.oscillating", "gradient.oscillating"),
@@ -147,6 +158,7 @@ class Unmixed(Detector[UnmixedState]):
     def advance(self, window: Window, state: UnmixedState) -> Outcome:
         """Takes the shares step by step."""
         self._compare_inputs(window, state)
+        state.one_sided.take(window)
         for step, row in together(window, *self.wants):
             if math.isfinite(row.get("loss", math.nan)):
                 if len(state.first) < BLOCK:
@@ -177,6 +189,7 @@ class Unmixed(Detector[UnmixedState]):
             episode.facts = min(episode.facts, median(shares))
         findings = [_finding(e) for e in state.watch.take(window.last_step)]
         findings += [_one_class(e, state) for e in state.solved.take(window.last_step)]
+        findings += state.one_sided.findings(window)
         return Outcome({"data.unmixed": self._check(state)}, tuple(findings))
 
     def _alike(self, samples: float, state: UnmixedState) -> bool:

@@ -158,16 +158,21 @@ def mixed(
     since: int = 100,
     steps: int = 300,
     samples: float | None = None,
+    rank: int = -1,
 ) -> Trace:
     """Scatter of a step's targets over that of all so far, from step `since` on by this factor.
 
     Args:
         samples: of each step, with the entropy of ten classes; None for not posted.
+        rank: that has it exactly so, and alone; -1 for both.
     """
     random = np.random.default_rng(seed)
     each = np.arange(steps)
     course = np.where(each < since, 1.0, share) * np.ones((2, 1))
     shares = np.maximum(course + 0.05 * random.standard_normal((2, steps)), 0.0)
+    if rank >= 0:
+        shares[1 - rank] = np.maximum(1 + 0.05 * random.standard_normal(steps), 0.0)
+        shares[rank, since:] = share
     series = {"target_share": shares}
     if samples is not None:
         series |= {"samples": np.full((2, steps), samples), "target_deviance": 2.3 * shares}
