@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankscope.server.detectors import leaps
 from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.desync.averaging_rounds import MARK
-from rankscope.server.detectors.history import Companions, Phases, rate_sentence
-from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.leaps import Leap, Leaps
+from rankscope.server.detectors.history import Companions, Phases
+from rankscope.server.detectors.leaps import Leaps
 from rankscope.server.detectors.loss import answers_kept, bottomless, thrown
 from rankscope.server.detectors.loss.answers_kept import AnswersKept
 from rankscope.server.detectors.loss.bottomless import Bottomless
+from rankscope.server.detectors.loss.diverging_findings import Diverging, explained
 from rankscope.server.detectors.loss.sign import LossSign
 from rankscope.server.detectors.loss.thrown import ThrownUp
 from rankscope.server.detectors.policy import Blocks, RisePolicy, Share, Sigmas, Times
@@ -32,15 +31,16 @@ from rankscope.server.detectors.statistics import (
 )
 from rankscope.server.detectors.waiting import too_few
 from rankscope.server.detectors.walking import mean_by_step
-from rankscope.server.detectors.wording import number, percent, sentences
+from rankscope.server.detectors.wording import number, percent
 from rankscope.server.window import Check, Window
 
+_WORTH = "explained_deviance"
 # Blocks that are remembered.
 _BLOCKS = 24
 # Steps before a rise in which parameters are not written otherwise.
 _SELDOM = 4 * BLOCK
-# Share of its rise that a loss loses again where it learns what a new phase brings.
-_LEARNING = 0.25
+# Shares of the deviance explained that are remembered, and averaged on either side of a rise.
+_SHARES, _AROUND = 12 * BLOCK, 2 * BLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,28 +91,6 @@ class _Block:
     lost: float
 
 
-@dataclass(slots=True, kw_only=True)
-class _Diverging(Incident):
-    best: float
-    best_step: int
-    start: float
-    worst: float
-    lost: float
-    rise: Mapping[str, float] | None
-    signed: bool
-    game: bool
-    phase: str = ""
-    latest: float = math.nan
-    written: int = -1  # step before which parameters were written outside the optimizer
-    kept: bool = False  # the accuracy is what it was
-    leap: Leap | None = None  # no step can have made it
-
-    @property
-    def learns(self) -> bool:
-        """Whether the loss falls from where the data became others."""
-        return self.worst - self.latest > _LEARNING * (self.worst - self.best)
-
-
 @dataclass(slots=True)
 class DivergingState:
     """What `loss.diverging` remembers."""
@@ -128,10 +106,11 @@ class DivergingState:
     sign: LossSign = field(default_factory=LossSign)
     game_since: int | None = None
     unmeasured: Unmeasured = field(default_factory=Unmeasured)
-    incident: _Diverging | None = None
+    incident: Diverging | None = None
     bottomless: Bottomless = field(default_factory=Bottomless)
     thrown: ThrownUp = field(default_factory=ThrownUp)
     written: deque[int] = field(default_factory=lambda: deque(maxlen=_BLOCKS))
+    explained: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_SHARES))
     answers: AnswersKept = field(default_factory=AnswersKept)
 
 
@@ -186,7 +165,7 @@ class LossDiverging(Detector[DivergingState]):
     kinds = ("loss.diverging",)
     of_one_task = True
     needs = ("loss",)
-    wants = ("lr", "weight_norm", answers_kept.SERIES, *Leaps.SERIES, *Phases.SERIES)
+    wants = ("lr", "weight_norm", answers_kept.SERIES, *Leaps.SERIES, *Phases.SERIES, _WORTH)
 
     policy: DivergingPolicy
 
@@ -206,7 +185,7 @@ class LossDiverging(Detector[DivergingState]):
         if turns and state.game_since is None:
             state.game_since = min(turns)
         steps, means = mean_over_ranks(window, "loss")
-        norms = mean_by_step(window, "weight_norm")
+        norms, shares = mean_by_step(window, "weight_norm"), mean_by_step(window, _WORTH)
         state.answers.lay(window)
         for step, value in zip(steps.tolist(), means.tolist(), strict=True):
             state.bottomless.norm(norms.get(step, math.nan))
@@ -217,6 +196,8 @@ class LossDiverging(Detector[DivergingState]):
             state.bottomless.push(step, value)
             state.companions.pass_to(step)
             state.leaps.pass_to(step)
+            if math.isfinite(shares.get(step, math.nan)):
+                state.explained.append((step, shares[step]))
             state.answers.pass_to(step)
             state.sign.push(value)
             if state.sign.negated:
@@ -244,7 +225,7 @@ class LossDiverging(Detector[DivergingState]):
         ]
         return Outcome({"loss.diverging": self._check(state)}, tuple(findings))
 
-    def _hold_against_answers(self, state: DivergingState, incident: _Diverging, step: int) -> None:
+    def _hold_against_answers(self, state: DivergingState, incident: Diverging, step: int) -> None:
         """Whether as many answers are right as before, as far as is known at a step."""
         state.answers.pass_to(step)
         kept = state.answers.since(incident.first_step)
@@ -337,7 +318,7 @@ class LossDiverging(Detector[DivergingState]):
         leap = state.leaps.near(onset.first_step)
         if leap is not None:
             rise, first = None, leap.step
-        state.incident = _Diverging(
+        state.incident = Diverging(
             first_step=first,
             seen_step=blocks[-1].last_step,
             last_step=blocks[-1].last_step,
@@ -354,6 +335,7 @@ class LossDiverging(Detector[DivergingState]):
             latest=blocks[-1].median,
             written=self._written(state, first, onset.last_step),
             leap=leap,
+            worth=_worth(state.explained, first),
         )
         self._hold_against_answers(state, state.incident, blocks[-1].last_step)
 
@@ -379,12 +361,12 @@ class LossDiverging(Detector[DivergingState]):
             f"(step {progress.best_step}) and is at {number(state.blocks[-1].median)}."
         )
 
-    def _played(self, incident: _Diverging) -> bool:
+    def _played(self, incident: Diverging) -> bool:
         """Whether it is the loss of a player, that has not run away."""
         start = abs(incident.start)
         return incident.game and abs(incident.worst) <= self.policy.game * start
 
-    def _finding(self, incident: _Diverging) -> Finding:
+    def _finding(self, incident: Diverging) -> Finding:
         if incident.lost >= 1:
             title = (
                 f"The loss has risen from {number(incident.best)} to {number(incident.worst)}, "
@@ -395,63 +377,7 @@ class LossDiverging(Detector[DivergingState]):
                 f"The loss has lost {percent(incident.lost)} of its progress since step "
                 f"{incident.first_step} ({number(incident.best)} to {number(incident.worst)})"
             )
-        if self._played(incident):
-            cause = (
-                "Another optimizer steps in turns with this one, each on a loss of its own, as the "
-                "players of a game do (a generator and a discriminator): the loss of one rises "
-                "where the other one learns."
-            )
-            remedy = (
-                "Nothing, while both losses stay within bounds. If this is no game, look at what "
-                f"changed around step {incident.first_step}: data, schedule, resume."
-            )
-        elif incident.phase:
-            cause = (
-                f"{incident.phase} The data have been different since then, as in the next phase "
-                "of a curriculum or with a second data set, and the loss is that of another task"
-                + (", which the model learns." if incident.learns else "; it does not fall.")
-            )
-            remedy = (
-                "Nothing, if the change is meant and the loss falls. Else look at the data from "
-                f"step {incident.first_step} on."
-            )
-        elif incident.kept:
-            cause, remedy = answers_kept.CAUSE, answers_kept.REMEDY
-        elif incident.leap is not None:
-            cause, remedy = leaps.sentence(incident.leap), leaps.REMEDY
-        elif incident.rise is not None:
-            cause = sentences(
-                rate_sentence(incident.rise), "Steps of that size lead away from the minimum."
-            )
-            remedy = (
-                f"Restart from a checkpoint before step {incident.first_step} and keep the "
-                f"learning rate near {number(incident.rise['lr_before'])}."
-            )
-        elif incident.written >= 0:
-            cause = (
-                f"Right before step {incident.written} the parameters were written outside the "
-                "optimizer, and they are not usually: weights of an earlier step, averaged ones or "
-                "new random ones were put in their place, and what had been learned is lost."
-            )
-            remedy = (
-                f"Look at what the loop does at step {incident.written} and not at others: an "
-                "initialisation that is called again, a checkpoint that is loaded, weights that "
-                "an evaluation swaps in and does not swap out."
-            )
-        else:
-            cause = (
-                "No rise of the learning rate was seen before it. Possible causes: the "
-                "learning rate is too high for this phase, the data changed (another source, "
-                "other labels), the optimizer's state was lost or does not fit (resume), or "
-                "the loss has the wrong sign for a part of it."
-            )
-            remedy = (
-                f"Compare what changed around step {incident.first_step}: data, schedule, resume. "
-                f"Restart from a checkpoint near step {incident.best_step}, where the loss was "
-                "best, with a third of the learning rate. If this loss need not fall (a policy's, "
-                "a player's, a surrogate), say so when attaching: "
-                '`config={"profile": "reinforcement"}`.'
-            )
+        cause, remedy = explained(incident, played=self._played(incident))
         return incident.finding(
             kind="loss.diverging",
             severity=(
@@ -477,3 +403,11 @@ class LossDiverging(Detector[DivergingState]):
                 **({} if incident.leap is None else {"reach": incident.leap.reach}),
             },
         )
+
+
+def _worth(explained: Sequence[tuple[int, float]], first: int) -> tuple[float, float]:
+    """Mean share of the deviance explained before a step and from it on; NaN where not known."""
+    before = [share for step, share in explained if step < first][-_AROUND:]
+    since = [share for step, share in explained if step >= first][-_AROUND:]
+    known = len(before) >= BLOCK <= len(since)
+    return (float(np.mean(before)), float(np.mean(since))) if known else (math.nan, math.nan)

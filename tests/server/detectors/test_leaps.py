@@ -66,3 +66,14 @@ def test_a_spike_has_it_too():
     (alert,) = judge(leaping(until=AT + 4), [LossSpike()]).alerts
     assert alert.first_step == AT
     assert "what the loss is measured on" in alert.cause
+
+
+@pytest.mark.parametrize("since", [0.0, 0.3])
+def test_answers_that_are_worth_nothing_any_more(since):
+    trace = leaping(gradient=40.0)
+    each = np.arange(STEPS)
+    trace.series["explained_deviance"] = np.tile(np.where(each < AT, 0.5, since), (2, 1))
+    trace.series["lr"] = np.full((2, STEPS), 0.1)
+    (alert,) = judge(trace, [LossDiverging()]).alerts
+    assert ("50 %" in alert.cause) == (since == 0)
+    assert ("no longer belongs to the targets" in alert.cause) == (since == 0)
