@@ -13,7 +13,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.memory import pace
 from rankscope.server.detectors.memory.blocks import Minima
 from rankscope.server.detectors.memory.pace import Lengths, inputs_of
-from rankscope.server.detectors.memory.trend import Trend, steady
+from rankscope.server.detectors.memory.trend import Trend, began, steady
 from rankscope.server.detectors.policy import Blocks as BlockCount
 from rankscope.server.detectors.policy import (
     Bytes,
@@ -62,6 +62,8 @@ class GrowingPolicy(Policy):
             some dozens of megabytes at a time.
         least_share: the same as a share of what there was before.
         points: number of blocks of 4 observations (of longer runs 8, 16, ...) that show it.
+        few: blocks that do where the memory has grown by `much` over them.
+        much: the same as a share of what there was before: by half is what no start takes up late.
         skipped: blocks at the beginning of a process that are not counted: pools and workspaces are
             made there.
         certain: slope over its standard error, at the least. Of 1,000 walks without an aim, of 640
@@ -88,6 +90,8 @@ class GrowingPolicy(Policy):
     least_bytes: Bytes = 2.0**25
     least_share: Share = 0.05
     points: BlockCount = 24
+    few: BlockCount = 12
+    much: Share = 0.5
     skipped: BlockCount = 2
     certain: Sigmas = 20.0
     even: Share = 0.5
@@ -208,9 +212,10 @@ class MemoryGrowing(Detector[GrowingState]):
         autocorrelation of the residuals; that of each quarter at least half of it, that of the last
         quarter 0.9 times that of the first, and all of it 0.9 times that of as many blocks before:
         steps in size, and what fills up ever more slowly, are no growth. By 32 MiB and 5 % or more,
-        at four blocks in a row. It counts from 160 observations on, and after one and a quarter
-        epochs where the length of the loader is known (data kept in memory have been read then) and
-        a step's growth is no more than 16 times its inputs;
+        at four blocks in a row; or over the last 12 blocks, by half of what there was. It counts
+        from 160 observations on, and after one and a quarter epochs where the length of the loader
+        is known (data kept in memory have been read then) and a step's growth is no more than 16
+        times its inputs;
         before, where memory runs out soon, within the first epoch. Over when 16 blocks have not
         shown it.
 
@@ -306,15 +311,25 @@ class MemoryGrowing(Detector[GrowingState]):
         policy = self.policy
         steps, values = track.minima.of(rank)
         x, y = steps[policy.skipped :], values[policy.skipped :]
-        trend = steady(
-            x, y, least=policy.points, certain=policy.certain, even=policy.even, keeps=policy.keeps
-        )
-        if trend is None:
-            return None
-        before, now = float(y[trend.first]), float(y[-1])
-        if now - before < max(policy.least_bytes, policy.least_share * before):
-            return None
-        return _Rank(trend, float(steps[0]), float(x[trend.first]), before, now)
+        few = policy.few
+        tries = (x, y, policy.points, policy.least_share), (x[-few:], y[-few:], few, policy.much)
+        for of_x, of_y, least, share in tries:
+            trend = steady(
+                of_x,
+                of_y,
+                least=least,
+                certain=policy.certain,
+                even=policy.even,
+                keeps=policy.keeps,
+            )
+            if trend is None:
+                continue
+            before, now = float(of_y[trend.first]), float(of_y[-1])
+            if now - before >= max(policy.least_bytes, share * before):
+                since = began(x, y, len(x) - len(of_x) + trend.first, trend.slope)
+                before = float(y[since])
+                return _Rank(trend, float(steps[0]), float(x[since]), before, now)
+        return None
 
     def _counts(
         self,

@@ -135,3 +135,10 @@ def _onset(x: Float64, y: Float64, first: int, slope: float) -> int:
     far = np.abs(off[:later]) > margin
     pairs = np.flatnonzero(far[:-1] & far[1:])
     return int(pairs[-1]) + 2 if len(pairs) else 0
+
+
+def began(x: Float64, y: Float64, first: int, slope: float) -> int:
+    """Index at which a growth began that was found in the values from `first` on."""
+    while first > 0 and y[first] - y[first - 1] > 0.5 * slope * (x[first] - x[first - 1]):
+        first -= 1
+    return first

@@ -20,6 +20,9 @@ _NOTHING = 0.05
 # The same where large updates last: of 40 healthy trainings with a median of 0.02 or more over the
 # first 50 steps the least had explained 0.4 by then.
 _LITTLE = 0.1
+# And more than this, over ten losses, at no time before: what was learned and is lost is another's
+# fault.
+_ONCE, _TEN = 0.15, 10
 
 
 @dataclass(slots=True)
@@ -33,7 +36,7 @@ class BadStart:
             more the better both play.
         gain: of the weights before the first step, NaN where it is not known: beside weights that
             begin at zero every update is large.
-        losses, explained: of all steps, and the latest.
+        losses, explained: of all steps, and the latest; `best`: the most that ten of these had.
         seen, last: the step at which it was found, and up to which it lasted; -1 where it was not.
     """
 
@@ -43,6 +46,7 @@ class BadStart:
     gain: float = math.nan
     losses: Beginning = field(default_factory=Beginning)
     explained: deque[float] = field(default_factory=lambda: deque(maxlen=LATEST))
+    best: float = -math.inf
     seen: int = -1
     last: int = -1
     over: bool = False
@@ -78,6 +82,8 @@ class BadStart:
         explained, loss = (row.get(n, math.nan) for n in ("explained_deviance", "loss"))
         if math.isfinite(explained):
             self.explained.append(explained)
+            if not self.over and len(self.explained) >= _TEN:
+                self.best = max(self.best, float(np.mean(list(self.explained)[-_TEN:])))
         if not math.isfinite(loss):
             return
         losses = self.losses
@@ -108,7 +114,8 @@ class BadStart:
 
     def _little(self) -> bool:
         """Whether it is known that the answers are worth hardly more than one that is constant."""
-        return self.known and not self.games and float(np.mean(self.explained)) <= _LITTLE
+        known = self.known and not self.games and self.best <= _ONCE
+        return known and float(np.mean(self.explained)) <= _LITTLE
 
 
 def _or_least(rate: float) -> float:

@@ -66,8 +66,8 @@ class Loading(Condition[Slower]):
     """Follows the time before the first forward pass, the median over the ranks.
 
     Attributes:
-        past, recent: number, seconds before the forward pass, seconds of computing, and of the
-            whole of a step, and of the first of these what was not waited for a processor.
+        past, recent: number, seconds before the forward pass, of computing, of the whole of a step,
+            and of waiting for a processor in it.
         begin: the first of them.
         course: of the seconds before the forward pass.
         world: number of ranks.
@@ -90,8 +90,7 @@ class Loading(Condition[Slower]):
         """
         if not (math.isfinite(data) and math.isfinite(compute) and length > 0):
             return
-        alone = max(data - queued, 0.0)
-        policy, one = self.policy, (float(step), data, compute, length, alone)
+        policy, one = self.policy, (float(step), data, compute, length, queued)
         if len(self.begin) < policy.loading_size:
             self.begin.append(one)
         self.course.push(data)
@@ -142,15 +141,18 @@ class Loading(Condition[Slower]):
     def _longer(self, recent: Float64, before: Float64) -> bool:
         """Whether the last steps wait longer for their data than some before, beyond doubt.
 
-        Of the last ones what was waited for a processor does not count, of those before it does.
+        What is waited for a processor in the last ones, and was not before, does not count: it may
+        have been there.
         """
         policy = self.policy
         now, usual = np.median(recent, axis=0), np.median(before, axis=0)
-        more = now[4] - usual[1]
+        alone = recent[:, 1] - np.maximum(recent[:, 4] - usual[4], 0.0)
+        own = float(np.median(alone))
+        more = own - usual[1]
         if more < max(policy.loading_share * now[3], policy.loading_seconds):
             return False
-        times, computing = now[4] / max(usual[1], 1e-9), now[2] / max(usual[2], 1e-9)
-        shortest, longest = np.quantile(recent[:, 4], 0.2), np.quantile(before[:, 1], 0.8)
+        times, computing = own / max(usual[1], 1e-9), now[2] / max(usual[2], 1e-9)
+        shortest, longest = np.quantile(alone, 0.2), np.quantile(before[:, 1], 0.8)
         return bool(
             times > policy.loading_factor * max(computing, 1.0)
             and shortest > policy.loading_apart * longest

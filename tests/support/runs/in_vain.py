@@ -55,6 +55,7 @@ def loading(
     creeps: bool = False,
     computes: float = 1.0,
     queued: float = 0.0,
+    busier: bool = False,
     steps: int = 280,
 ) -> Trace:
     """Three ranks on a machine that others use, all of which wait for their data.
@@ -63,7 +64,8 @@ def loading(
         more: seconds that each waits longer from `at` on.
         creeps: it comes to that in the course of the run, and not at one step.
         computes: factor of the computing from `at` on.
-        queued: seconds of each step that are waited for a processor, somewhere in it.
+        queued: seconds of each step that are waited for a processor, somewhere in it; `busier`: of
+            those from `at` on alone.
     """
     random = np.random.default_rng(seed)
     shape, late = (3, steps), np.arange(steps) >= at
@@ -77,7 +79,7 @@ def loading(
         "step_seconds": data + compute + queued,
     }
     if queued:
-        series["queued_seconds"] = np.full(shape, queued)
+        series["queued_seconds"] = np.where(late | (not busier), queued, 0.0) * np.ones(shape)
     return Trace("loading", seed, np.arange(steps), series)
 
 
