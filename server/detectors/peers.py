@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.beats import tail
-from rankscope.server.detectors.statistics import change_point, known_median
+from rankscope.server.detectors.statistics import change_point, known_median, others_median
 from rankscope.server.window import Bool, Float64, Int64
 
 # Observations between two judgements: the fewest of which a median says something.
@@ -54,6 +54,9 @@ _TO_SIGMA = 1.4826
 _FLOOR = 0.02
 # Of more ranks than these only the ones that stand out most are tested.
 _MOST = 64
+# Of single losses that stand out: the share of their distance from which on others stand out as
+# far, and how often they do, as a share, where it is nobody's alone.
+_HALF, _AS_OFTEN = 0.5, 1 / 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,3 +294,17 @@ def _median(values: Float64) -> Float64:
     count = len(values)
     middle: Float64 = 0.5 * (ordered[(count - 1) // 2] + ordered[count // 2])
     return middle
+
+
+def either_way(losses: Float64, known: Int64, change: Change) -> bool:
+    """Whether others stand out as far as often: wrong labels here and there come to any rank.
+
+    Args:
+        losses: float64 [N, R], all that are remembered.
+    """
+    column = int(np.searchsorted(known, change.ranks[0]))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratios = np.log(losses / others_median(losses))[:, column]
+    ratios = ratios[np.isfinite(ratios)]
+    far = (ratios - np.median(ratios)) / (_HALF * change.size)
+    return bool((far < -1).sum() >= _AS_OFTEN * max((far > 1).sum(), 1))

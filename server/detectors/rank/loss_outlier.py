@@ -11,7 +11,7 @@ import numpy as np
 from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.history import RankHistory
 from rankscope.server.detectors.loss_weights import INPUTS, LossWeights, shares_of_samples
-from rankscope.server.detectors.peers import Change, PeerChange
+from rankscope.server.detectors.peers import Change, PeerChange, either_way
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.rank.loss_samples import LossSamples
 from rankscope.server.detectors.rank.outlier_findings import LossOutlier, loss_finding
@@ -353,7 +353,9 @@ class RankLossOutlier(Detector[LossOutlierState]):
     def _changed(self, state: LossOutlierState, known: Int64, change: Change) -> None:
         policy = self.policy
         incident = state.incident
-        if change.question == "recurring" and state.samples.few:
+        if change.question == "recurring" and (
+            state.samples.few or either_way(state.losses.matrix(known), known, change)
+        ):
             return
         if incident is not None:
             if change.question == "shift" and (incident.difference > 0) != (change.size > 0):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.peers import PeerChange
+from rankscope.server.detectors.peers import Change, PeerChange, either_way
 from rankscope.server.detectors.statistics import known_median
 
 STEPS, SIGMA = 160, 0.1
@@ -136,3 +136,13 @@ def test_a_rank_that_is_learned_better_by_and_by_has_no_recurring_values(ranks, 
     ramp = np.clip((np.arange(STEPS) - 40) / 60, 0, 1)
     values[1] *= np.exp(0.25 * ramp * (np.random.default_rng(seed).standard_normal(STEPS) - 1))
     assert not [change for change in changes(values) if change.question == "recurring"]
+
+
+@pytest.mark.parametrize(("also", "found"), [(0.1, True), (0.0, False)])
+def test_wrong_labels_here_and_there_are_no_rank_s(also, found):
+    """Of two ranks one stands out, and the other, perhaps, as well."""
+    values, draw = noise(3, 2).T, np.random.default_rng(3)
+    values[draw.random(STEPS) < 0.1, 1] *= 3
+    values[draw.random(STEPS) < also, 0] *= 3
+    change = Change("recurring", (1,), 80, 120, size=1.0, z=2.0, count=12)
+    assert either_way(values, np.arange(2), change) == found
