@@ -47,7 +47,8 @@ class GivenTargets:
     Of tables of 3 columns and 16 rows or more (sequences of numbers are such): where each of the up
     to 64 columns of the target is one of theirs, `target_column` is the number of the one that is
     the first, whatever its scale and offset (a squared correlation above 1 - 1e-6 over the rows of
-    the batch), else -1. Of sequences that predict their next value the last one is not. Not posted
+    the batch), else -1. A class may be one column, or each class one that says whether it is that
+    one. Of sequences that predict their next value the last one is not. Not posted
     where the target has more than half as many columns as the table: an autoencoder may be given
     some more.
     """
@@ -87,7 +88,8 @@ class GivenTargets:
         if name in _CLASSES and not target.is_floating_point():
             self._hold_against_sequences(name, scores.detach(), target, counted(target, given))
         if name in _CLASSES + _VALUES + _BINARY:
-            self._hold_against_tables(target)
+            classes = name in _CLASSES and scores.dim() == 2 and not target.is_floating_point()
+            self._hold_against_tables(target, scores.shape[1] if classes else 0)
 
     def end(self, facts: StepFacts) -> None:
         """Reports what the losses of the step showed."""
@@ -146,15 +148,21 @@ class GivenTargets:
         none = torch.full_like(found, -1.0)
         self._errors.append(torch.where(there & ~shifted & varied, found, none))
 
-    def _hold_against_tables(self, target: torch.Tensor) -> None:
+    def _hold_against_tables(self, target: torch.Tensor, classes: int) -> None:
         rows = target.shape[0] if target.dim() else 0
         for table in self._tables:
             if len(table) != rows or table.device != target.device:
                 continue
             columns = table.reshape(rows, -1).double()
+            most = min(_TARGETS, columns.shape[1] // 2)
             wanted = target.reshape(rows, -1).double()
-            if 0 < wanted.shape[1] <= min(_TARGETS, columns.shape[1] // 2):
-                self._columns.append(_column_of(wanted, columns))
+            if not 0 < wanted.shape[1] <= most:
+                return
+            found = _column_of(wanted, columns)
+            if 2 < classes <= most and wanted.shape[1] == 1:
+                each = torch.arange(classes, device=target.device)
+                found = torch.maximum(found, _column_of((wanted == each).double(), columns))
+            self._columns.append(found)
             return
 
 
@@ -162,7 +170,7 @@ def _column_of(wanted: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """The column that is the first wanted one, where all wanted ones are among them; else -1.
 
     Args:
-        wanted: float64 [N, K].
+        wanted: float64 [N, K]; those that are constant need not be found, if others are.
         columns: float64 [N, C].
 
     Returns:
@@ -172,4 +180,7 @@ def _column_of(wanted: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     power = (wanted * wanted).sum(0)[:, None] * (columns * columns).sum(0)
     shared = (wanted.T @ columns) ** 2
     best, at = torch.where(power > 0, shared / power, torch.zeros_like(power)).max(1)
-    return torch.where((best > 1 - _ROUNDING).all(), at[0], torch.full_like(at[0], -1))
+    varied = (wanted != 0).any(0)
+    there = ((best > 1 - _ROUNDING) | ~varied).all() & varied.any()
+    first = at[varied.byte().argmax()]
+    return torch.where(there, first, torch.full_like(first, -1))

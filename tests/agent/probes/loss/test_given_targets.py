@@ -134,6 +134,16 @@ def with_number(table):
     return table, 40 * table[:, 2] - 7
 
 
+def with_label_of_one_hot(table):
+    label = torch.arange(len(table)) % 3
+    table[:, 2:5] = functional.one_hot(label, 3) * 2.0 - 0.7
+    return table, label
+
+
+def test_columns_one_of_which_says_the_class_are_found():
+    assert of_table(with_label_of_one_hot, functional.cross_entropy, columns=8) == 2
+
+
 def test_a_column_that_is_the_target_is_found_whatever_its_scale():
     assert of_table(with_label, functional.cross_entropy) == 3
     assert of_table(with_number, functional.mse_loss) == 2
