@@ -150,20 +150,28 @@ class GivenTargets:
 
     def _hold_against_tables(self, target: torch.Tensor, classes: int) -> None:
         rows = target.shape[0] if target.dim() else 0
-        for table in self._tables:
-            if len(table) != rows or table.device != target.device:
-                continue
-            columns = table.reshape(rows, -1).double()
-            most = min(_TARGETS, columns.shape[1] // 2)
-            wanted = target.reshape(rows, -1).double()
-            if not 0 < wanted.shape[1] <= most:
-                return
-            found = _column_of(wanted, columns)
-            if 2 < classes <= most and wanted.shape[1] == 1:
-                each = torch.arange(classes, device=target.device)
-                found = torch.maximum(found, _column_of((wanted == each).double(), columns))
-            self._columns.append(found)
-            return
+        found = [
+            known
+            for table in self._tables
+            if len(table) == rows and table.device == target.device
+            if (known := _held_against(target, table.reshape(rows, -1).double(), classes))
+            is not None
+        ]
+        if found:
+            self._columns.append(torch.stack(found).amax())
+
+
+def _held_against(target: torch.Tensor, columns: torch.Tensor, classes: int) -> torch.Tensor | None:
+    """Column of a table, float64 [N, C], that is the target; -1 for none, None for not asked."""
+    most = min(_TARGETS, columns.shape[1] // 2)
+    wanted = target.reshape(len(columns), -1).double()
+    if not 0 < wanted.shape[1] <= most:
+        return None
+    found = _column_of(wanted, columns)
+    if 2 < classes <= most and wanted.shape[1] == 1:
+        each = torch.arange(classes, device=target.device)
+        found = torch.maximum(found, _column_of((wanted == each).double(), columns))
+    return found
 
 
 def _column_of(wanted: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
