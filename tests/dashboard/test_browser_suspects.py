@@ -34,7 +34,8 @@ _ROWS_THAT_DIFFER = """(chart) => {
   }
   return [...found].sort();
 }"""
-_TICKS = "(chart) => document.querySelector(chart).layout.yaxis.ticktext.map((t) => t.replace(/<[^>]*>/g, ''))"
+_TICKS = """(chart) => document.querySelector(chart).layout.yaxis.ticktext.map(
+  (text) => text.replace(/<[^>]*>/g, ""))"""
 
 
 @pytest.fixture(scope="module")
