@@ -12,6 +12,7 @@ from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outco
 from rankscope.server.detectors.effects import BLUR, Rule
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Observations, Seconds, Times
+from rankscope.server.detectors.push.applied import SERIES as PUSHES
 from rankscope.server.detectors.rank.lateness import QUEUEING, timed, timed_median
 from rankscope.server.detectors.statistics import change_point, known_median
 from rankscope.server.detectors.throughput.loading import Loading, LoadingPolicy
@@ -88,6 +89,7 @@ class DroppedState:
         recurring: steps that are long at equal distances.
         loading: the time before the first forward pass.
         whole: the whole step was found to take longer.
+        by_pushes: whether a step is the time from one worker's push to the next one's.
         seen, usable: steps that were timed, and those of which the length says something.
     """
 
@@ -95,6 +97,7 @@ class DroppedState:
     loading: Loading
     past: deque[list[float]] = field(default_factory=deque)
     recent: deque[list[float]] = field(default_factory=deque)
+    by_pushes: bool = False
     seen: int = 0
     usable: int = 0
     judged: int = 0
@@ -155,7 +158,7 @@ class ThroughputDropped(Detector[DroppedState]):
 
     kinds = ("throughput.dropped",)
     needs = ("step_seconds",)
-    wants = _NAMES
+    wants = (*_NAMES, PUSHES[0])
     effects = (
         Rule(
             root=("rank.straggler", "rank.starved", "collective.slow"),
@@ -180,6 +183,8 @@ class ThroughputDropped(Detector[DroppedState]):
         """Goes through the steps that were timed."""
         policy = self.policy
         state.loading.world = len(window.ranks)
+        pushed = window.series.get(PUSHES[0])
+        state.by_pushes = state.by_pushes or (pushed is not None and bool(pushed.present.any()))
         reductions = deque(window.reductions)
         for numbers in _numbers(window).tolist():
             step = int(numbers[_STEP])
@@ -193,7 +198,8 @@ class ThroughputDropped(Detector[DroppedState]):
             if not math.isfinite(numbers[_LENGTH]):
                 continue
             state.usable += 1
-            state.recurring.push(step, math.exp(numbers[_ALONE]), data)
+            if not state.by_pushes:
+                state.recurring.push(step, math.exp(numbers[_ALONE]), data)
             state.recent.append(numbers)
             if len(state.recent) > policy.size:
                 # While steps are slow, what was before them stays the measure.
