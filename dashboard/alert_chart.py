@@ -60,11 +60,14 @@ class Choice:
 def stages(stage: str) -> tuple[str | None, ...]:
     """Links of the chain on which an alert's ranks are drawn, the best first.
 
+    The last one, None, is the link that says most: one that a rank's own report names, as the state
+    of its optimizer, need not have been compared.
+
     Args:
         stage: the first link at which they differed; empty where none is known.
     """
     lasting = _LASTS_IN.get(stage)
-    return (lasting, stage) if lasting else (stage or None,)
+    return (lasting, stage, None) if lasting else (stage, None) if stage else (None,)
 
 
 def choose(

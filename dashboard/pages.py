@@ -261,6 +261,7 @@ def _figures(source: Source) -> APIRouter:
             facts.equal,
             step=facts.step,
             stage=facts.stage,
+            suspects=facts.suspects,
             theme=THEMES[theme],
             legend=False,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -99,10 +100,23 @@ def _script(text: str) -> Markup:
 
 def _shown(value: Any) -> str:
     """Evidence is free-form: numbers, texts, lists and mappings of these."""
+    if value is None:
+        return "\u2013"
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, str):
         return value
     if isinstance(value, list) and all(not isinstance(one, list | dict) for one in value):
         return ", ".join(_shown(one) for one in value)
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(_rounded(value), ensure_ascii=False)
+
+
+def _rounded(value: Any) -> Any:
+    """The same with six digits of each number that is none of whole ones."""
+    if isinstance(value, float) and math.isfinite(value):
+        return float(f"{value:.6g}")
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    return value

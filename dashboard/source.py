@@ -48,6 +48,7 @@ class Distances:
         ranks: [R], ascending.
         distance: float64 [R, R], L2; NaN where it is not known.
         equal: bool [R, R]: the same bits.
+        suspects: ranks that an alert about this step blames.
     """
 
     stage: str
@@ -55,6 +56,7 @@ class Distances:
     ranks: tuple[int, ...]
     distance: Float64
     equal: Bool
+    suspects: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from rankscope.dashboard.source import (
     Selection,
 )
 from rankscope.server.comparison.compare import pairwise_distances
+from rankscope.server.comparison.reference import without_suspects
 from rankscope.server.evaluation import data_ledger
 from rankscope.server.evaluation.gradient_noise import read_noise
 from rankscope.server.evaluation.scaling import read_scaling
@@ -104,6 +107,7 @@ class DatabaseSource:
                 stretches += found
                 if after is None:
                     break
+            stretches = _with_reference(connection, key, stretches)
         return _divergence(chosen, stages, stretches)
 
     def distances(self, run: str, *, stage: str | None, step: int | None) -> Distances | None:
@@ -114,9 +118,10 @@ class DatabaseSource:
             parts = comparisons.sampled_fingerprints(
                 connection, run=key, stage=chosen, to_step=step
             )
-        if not parts:
-            return None
-        count = len(parts)
+            if not parts:
+                return None
+            accused = _accused(connection, key)
+        count, at = len(parts), parts[0].fingerprint.step
         seen: dict[bytes, int] = {}
         labels = np.array(
             [seen.setdefault(p.fingerprint.digests.tobytes(), len(seen)) for p in parts]
@@ -129,10 +134,11 @@ class DatabaseSource:
             distance = np.where(equal, 0.0, np.nan)
         return Distances(
             stage=chosen,
-            step=parts[0].fingerprint.step,
+            step=at,
             ranks=tuple(p.rank for p in parts),
             distance=distance,
             equal=equal,
+            suspects=_named_at(at, at, accused),
         )
 
     def layers(self, run: str, metric: str, table: str, wanted: Selection) -> LayerValues | None:
@@ -264,6 +270,54 @@ def _most_specific(stages: Sequence[str]) -> str:
     if "parameters" in stages or not stages:
         return "parameters"
     return ([stage for stage in stages if stage != "buffers"] or list(stages))[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Accused:
+    """Ranks that an alert names as those that differ, and from when to when."""
+
+    first_step: int
+    last_step: float
+    ranks: frozenset[int]
+
+
+def _accused(connection: Connection, key: int) -> list[_Accused]:
+    """Whom the alerts of replicas that differ blame: the rank that began it, where that is known.
+
+    Of ranks of which nothing shows which one is wrong the alert names all, and blames nobody.
+    """
+    found, _ = alerts.list_alerts(connection, run=key, limit=_MAX_MARKS, consequences=True)
+    by_id = {alert.id: alert for alert in found}
+    accused = []
+    for alert in found:
+        if not isinstance(alert.evidence.get("groups"), list):
+            continue  # it is not about groups of ranks that hold the same
+        root = by_id.get(alert.parent or "", alert)
+        began = {*root.ranks} < {*alert.ranks} and root.ranks
+        if began or alert.evidence.get("decided"):
+            last = math.inf if alert.state == "open" else alert.last_step
+            who = frozenset(root.ranks if began else alert.ranks)
+            accused.append(_Accused(alert.first_step, last, who))
+    return accused
+
+
+def _named_at(step: int, until: int, accused: Sequence[_Accused]) -> tuple[int, ...]:
+    there = (one.ranks for one in accused if one.first_step <= until and step <= one.last_step)
+    return tuple(sorted(frozenset().union(*there)))
+
+
+def _with_reference(
+    connection: Connection, key: int, stretches: list[comparisons.Stretch]
+) -> list[comparisons.Stretch]:
+    """Where ranks differ without a majority: compared with those that no alert blames."""
+    if all(s.comparison.decided for s in stretches):
+        return stretches
+    accused = _accused(connection, key)
+    named = [_named_at(s.comparison.step, s.until_step, accused) for s in stretches]
+    return [
+        replace(s, comparison=without_suspects(s.comparison, of))
+        for s, of in zip(stretches, named, strict=True)
+    ]
 
 
 def _divergence(

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from rankscope.dashboard.figures.arrays import Curve, Float64, Mark, rank_list
 from rankscope.dashboard.figures.bands import band_traces, outlying
-from rankscope.dashboard.figures.labels import end_labels
+from rankscope.dashboard.figures.labels import SUSPECT_SIGN, end_labels
 from rankscope.dashboard.figures.marks import mark_layout, with_marks
 from rankscope.dashboard.figures.nonfinite import Episode, episodes, nonfinite_trace
 from rankscope.dashboard.figures.outline import area, drawable, single
@@ -32,8 +32,6 @@ _ROUNDING = 4e-7
 _FEW_STEPS = 8
 # More rows than this in one hover box cover the chart.
 _UNIFIED_LINES = 8
-# Before the names of ranks that alerts name; it says the same without colour.
-_SUSPECT = "\u25b2 "
 # Half of 256 ranks may be suspects: then the bands show the story, and a few lines are examples.
 _MAX_NAMED = 8
 
@@ -114,7 +112,7 @@ def rank_curves(
     usual = None if whole or log_y else usual_range(curves)
     height = 0.0 if log_y else _height(curves, usual)
     blamed = {rank for rank in named if rank in set(suspects)}
-    for of, ink, sign in ((True, theme.critical, _SUSPECT), (False, theme.text, "")):
+    for of, ink, sign in ((True, theme.critical, SUSPECT_SIGN), (False, theme.text, "")):
         ends = [c for c in lines if c.rank in named and (c.rank in blamed) == of]
         labels += end_labels(ends, ink, log_y, sign=sign, span=height)
     if usual is not None:

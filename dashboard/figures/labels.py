@@ -11,6 +11,8 @@ import numpy as np
 from rankscope.dashboard.figures.arrays import Curve, rank_list
 from rankscope.dashboard.figures.outline import drawable
 
+# Before the names of ranks that alerts name; it says the same without colour.
+SUSPECT_SIGN = "\u25b2 "
 # Labels closer than this part of the drawn range would cover each other: 15 of some 150 pixels.
 _ROOM = 0.1
 # Characters that fit into the margin beside the chart.

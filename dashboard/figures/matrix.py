@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
-from rankscope.dashboard.figures.arrays import Float64
+from rankscope.dashboard.figures.arrays import Float64, rank_list
 from rankscope.dashboard.figures.distance_scale import KEY_ABOVE, cell_traces, legend_traces
+from rankscope.dashboard.figures.labels import SUSPECT_SIGN
 from rankscope.dashboard.figures.rows import Rows, rows_of
 from rankscope.dashboard.figures.theme import LIGHT, Theme, layout
 from rankscope.dashboard.figures.ticks import rank_ticks
@@ -27,6 +28,7 @@ def distance_matrix(
     *,
     step: int,
     stage: str = "parameters",
+    suspects: Collection[int] = (),
     theme: Theme = LIGHT,
     legend: bool = True,
 ) -> go.Figure:
@@ -43,6 +45,8 @@ def distance_matrix(
             distance).
         step: the step.
         stage: link of the chain that was compared.
+        suspects: ranks that an alert blames: they are marked on both axes, as a cell is coloured
+            for both of its ranks.
         theme: colours.
         legend: whether to explain the colours above the chart; a page explains them once.
 
@@ -52,8 +56,9 @@ def distance_matrix(
     count = len(ranks)
     distances = np.where(equal | ~(distance > 0), np.nan, distance)
     unsized = ~equal & np.isnan(distances)
-    summary = _summary(ranks, distances, equal, step, stage)
-    minority = _minority(ranks, equal)
+    blamed = sorted({*suspects} & {*ranks})
+    summary = _summary(ranks, distances, equal, step, stage, blamed)
+    minority = sorted({*_minority(ranks, equal), *blamed})
     rows = rows_of(ranks, minority)
     same = equal & ~np.eye(count, dtype=np.bool_)
     if rows.grouped:
@@ -65,7 +70,7 @@ def distance_matrix(
         count = len(rows)
     places = np.arange(count)
     axis = {
-        **_ticks(rows, minority),
+        **_ticks(rows, minority, blamed, theme),
         "showgrid": False,
         "range": [-0.5, count - 0.5],
         "fixedrange": True,
@@ -126,13 +131,18 @@ def _on_rows(rows: Rows, cells: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return rows.largest(rows.largest(cells).T).T
 
 
-def _ticks(rows: Rows, minority: Sequence[int]) -> dict[str, Any]:
-    """Few: the matrix is small."""
+def _ticks(
+    rows: Rows, minority: Sequence[int], blamed: Sequence[int], theme: Theme
+) -> dict[str, Any]:
+    """Few: the matrix is small. Ranks that are blamed bear the sign that their curves bear."""
     ticks = rows.axis(minority) if rows.grouped else rank_ticks(rows.ranks, minority, 8)
-    every = -(-len(ticks["tickvals"]) // 8)
-    if not rows.grouped:
-        return ticks
-    return {name: values[::every] for name, values in ticks.items()}
+    every = -(-len(ticks["tickvals"]) // 8) if rows.grouped else 1
+    red = f'<span style="color:{theme.critical}">{SUSPECT_SIGN}'
+    signs = {str(rank): f"{red}{rank}</span>" for rank in blamed}
+    return {
+        "tickvals": ticks["tickvals"][::every],
+        "ticktext": [signs.get(text, text) for text in ticks["ticktext"][::every]],
+    }
 
 
 def _dividers(rows: Rows, theme: Theme) -> list[dict[str, Any]]:
@@ -204,6 +214,7 @@ def _summary(
     equal: np.ndarray[Any, np.dtype[np.bool_]],
     step: int,
     stage: str,
+    blamed: Sequence[int],
 ) -> str:
     groups = len({row.tobytes() for row in equal})
     head = f"{stage} of {len(ranks)} ranks at step {step}"
@@ -211,4 +222,5 @@ def _summary(
         return f"{head}: all equal to the last bit"
     known = distances[np.isfinite(distances)]
     size = f", distance at most {known.max():.3g} (L2)" if known.size else ", distances not sampled"
-    return f"{head}: {groups} groups that differ{size}"
+    who = f"; rank{'s' if len(blamed) > 1 else ''} {rank_list(blamed)} at fault" if blamed else ""
+    return f"{head}: {groups} groups that differ{size}{who}"

@@ -120,7 +120,7 @@ function shown(value) {
   return el("table", {}, el("tbody", {}, Object.entries(value).map(([k, v]) => row(k, v))));
 }
 
-const plainly = (value) => (typeof value === "number" ? number(value) : typeof value === "string" ? value : JSON.stringify(value));
+const plainly = (value) => (value === null || typeof value === "number" ? number(value) : typeof value === "string" ? value : JSON.stringify(value));
 
 function grid(items) {
   const columns = [...new Set(items.flatMap((item) => Object.keys(item)))];

@@ -34,15 +34,19 @@ export class Charts {
   #unfolded = new Map(); // family -> { shown, filter }
   #hovered = null;
   #all = innerWidth >= NARROW;
+  #settle;
+  /** Kept once the first curve stands on the page, or it is known that none is in sight. */
+  first = new Promise((settle) => (this.#settle = settle));
 
   constructor({ run, state, onMark, onZoom, onReset, onHover }) {
     this.run = run;
     this.state = state;
     this.events = { onMark, onZoom, onReset, onHover };
     $("charts-all").addEventListener("click", () => this.#showAll());
-    this.observer = new IntersectionObserver((entries) => entries.forEach((e) => this.#seen(e)), {
-      rootMargin: "250px 0px",
-    });
+    this.observer = new IntersectionObserver((entries) => {
+      entries.forEach((e) => this.#seen(e));
+      if (![...this.#cards.values()].some((card) => card.visible)) this.#settle();
+    }, { rootMargin: "250px 0px" });
   }
 
   /**
@@ -93,6 +97,7 @@ export class Charts {
     this.#lay($("charts"), flat.slice(0, kept));
     this.#fold(folded);
     const any = this.#metrics.length || this.#byTensor.length;
+    if (!this.#cards.size) this.#settle();
     if (!flat.length && wanted && any) $("charts").replaceChildren(el("p", { class: "muted" }, "No metric fits the filter."));
     $("charts-more").textContent = hidden ? `${hidden.toLocaleString("en")} more fit the filter: name a tensor to narrow it down.` : "";
   }
@@ -308,6 +313,8 @@ export class Charts {
       if (!(error instanceof Problem)) throw error;
       card.dirty = true;
       card.plot.say(error.message);
+    } finally {
+      this.#settle();
     }
   }
 

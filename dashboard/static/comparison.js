@@ -14,7 +14,7 @@ export async function comparison(node, runPath, step, stage) {
     node,
     el("h3", {}, `Step ${step}, ${item.stage.replaceAll("_", " ")}: ${item.clusters.length} groups of equal ranks`),
     el("p", {}, shown.join("  |  "),
-      item.decided ? "" : ". No group is the largest: nothing shows which one is wrong."),
+      item.decided ? "" : ". No group is the largest: the bits do not show which one is wrong."),
     item.tensors.length > 0 && tensorTable(item),
   );
 }

@@ -58,8 +58,11 @@ export function number(value, digits = 4) {
   if (value === null || value === undefined) return "\u2013";
   if (typeof value === "string") return value;
   if (!Number.isFinite(value)) return String(value);
-  if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value);
-  return Number(value.toPrecision(digits)).toString();
+  const size = Math.abs(value);
+  // Steps and counts stand as they are; what is longer is read by its power of ten.
+  if (Number.isInteger(value) && size < 1e9) return String(value);
+  const rounded = Number(value.toPrecision(digits));
+  return size < 1e6 ? rounded.toString() : rounded.toExponential();
 }
 
 /** Distances span decades: 0.0000013 -> "1.3e-6". */

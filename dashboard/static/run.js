@@ -175,10 +175,15 @@ $("chips").addEventListener("click", (event) => {
   state.set({ highlight: [...chosen].join(",") });
 });
 
+const metrics = () => get(`${path}/metrics`, { tensors: "false" });
+let early = null; // The first answer to that, which is asked for together with what the headline says.
+
 const refreshCharts = throttle(CHARTS_MS, async () => {
+  const asked = early;
+  early = null;
   if (!facts || document.hidden) return;
   try {
-    const { items, families: byTensor } = await get(`${path}/metrics`, { tensors: "false" });
+    const { items, families: byTensor } = await (asked ?? metrics());
     const names = items.map((metric) => metric.name);
     charts.setMetrics(names, byTensor);
     offerAxes(names);
@@ -187,7 +192,8 @@ const refreshCharts = throttle(CHARTS_MS, async () => {
     showError(error);
   }
   charts.refresh();
-  refreshMaps();
+  // The maps stand below: line, server and browser are for the curves at first.
+  charts.first.then(refreshMaps);
 });
 
 const refreshMaps = throttle(MAPS_MS, () => {
@@ -499,3 +505,5 @@ contents($("contents"), () => {
 const live = new Live(`${root}${path}/stream`, ["points", "alert", "state"], heard);
 setInterval(() => !document.hidden && tick(), TICK_MS);
 loadFacts();
+early = metrics();
+early.catch(() => {}); // Who waits for it says so.

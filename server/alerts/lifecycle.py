@@ -8,9 +8,10 @@ alone decide (not how the steps came), so a run that is evaluated again gets the
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rankscope.agent import wire
 from rankscope.server.detectors.base import Finding
@@ -219,6 +220,18 @@ def _continues(alert: Alert, finding: Finding) -> bool:
     return finding.seen_step - alert.last_step <= max(alert.clear_after, 1)
 
 
+def _known(evidence: Any) -> Any:
+    """Evidence with None for numbers that are not known (NaN), or shares of nothing (infinite).
+
+    What a trainer reported that is no number is a text, as detectors write it.
+    """
+    if isinstance(evidence, Mapping):
+        return {name: _known(one) for name, one in evidence.items()}
+    if isinstance(evidence, list | tuple):
+        return [_known(one) for one in evidence]
+    return None if isinstance(evidence, float) and not math.isfinite(evidence) else evidence
+
+
 def _open(finding: Finding, run: str, now: float, start: int) -> Alert:
     return Alert(
         id=alert_id(run, finding.kind, finding.key, finding.seen_step, start),
@@ -239,7 +252,7 @@ def _open(finding: Finding, run: str, now: float, start: int) -> Alert:
         tensors=finding.tensors,
         stage=finding.stage,
         clear_after=finding.clear_after,
-        evidence=finding.evidence,
+        evidence=_known(finding.evidence),
     )
 
 
@@ -266,7 +279,7 @@ def _extend(alert: Alert, finding: Finding) -> Alert:
         tensors=finding.tensors,
         stage=stage,
         clear_after=finding.clear_after,
-        evidence=finding.evidence,
+        evidence=_known(finding.evidence),
     )
 
 

@@ -1,12 +1,13 @@
 """Whether a detector that found nothing has seen enough to have found it: the power of a pass.
 
 Evidence is counted in observations. A detector that finds what lasts six of them finds it within
-six steps where every step is recorded, and where one of twenty is, only what lasts 120: all that
-is shorter passes between two observations, or is over before there are enough. What comes again
-after some unknown number of steps (an epoch in one order) is seen only where both of the steps were
-recorded. And of a series that has only ever had one value, nothing shows that it could have another
-one. Nothing was found then, and it was not looked for, which must not read as if all were well: the
-runner makes INSUFFICIENT_DATA of such an answer, with the reason.
+six steps where every step is recorded, and where one of twenty is, only what lasts 120: all that is
+shorter passes between two observations, or is over before there are enough. Of the versions of an
+asynchronous parameter server those count that somebody had pulled: no other has a loss. What comes
+again after some unknown number of steps (an epoch in one order) is seen only where both of the
+steps were recorded. And of a series that has only ever had one value, nothing shows that it could
+have another one. Nothing was found then, and it was not looked for, which must not read as if all
+were well: the runner makes INSUFFICIENT_DATA of such an answer, with the reason.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from fnmatch import fnmatchcase
 import numpy as np
 
 from rankscope.server.detectors.base import Reach
+from rankscope.server.detectors.push.pulled import Pulled
 from rankscope.server.detectors.statistics import Spacing
 from rankscope.server.detectors.wording import count, number
 from rankscope.server.window import Bool, Check, Float64, Int64, Status, Window
@@ -83,11 +85,13 @@ class Recorded:
     names: frozenset[str]
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _counted: dict[str, bool] = field(default_factory=dict)
+    _pulled: Pulled = field(default_factory=Pulled)
     _last_step: int = -1
 
     def take(self, window: Window) -> None:
         """Counts the steps of the next window at which any rank has posted a finite value."""
         self._last_step = max(self._last_step, window.last_step)
+        self._pulled.begin(window)
         for name in self.names:
             if name == REDUCTIONS:
                 self._push(name, _unique([made.step for made in window.reductions]))
@@ -107,9 +111,11 @@ class Recorded:
             usable: Bool = series.present & np.isfinite(series.values)
             values = np.broadcast_to(series.values, usable.shape)[usable]
             self._push(name, window.steps[usable.any(axis=0)], values)
+        self._pulled.end(window)
 
     def _push(self, name: str, steps: Int64, values: Float64 | None = None) -> None:
         if len(steps):
+            self._pulled.take(name, steps)
             self._seen.setdefault(name, _Seen()).take(steps, values)
 
     def qualified(self, kind: str, check: Check, reaches: Iterable[Reach]) -> Check:
@@ -167,7 +173,7 @@ class Recorded:
         if reach.returns:
             yield from self._returning(reach, quoted, seen)
             return
-        interval = seen.spacing.interval
+        interval = min(seen.spacing.interval, self._pulled.interval(name))
         if interval < _SPARSE or reach.lasts >= 1:
             return
         shortest = math.ceil(reach.observations * interval)

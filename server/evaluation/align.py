@@ -30,6 +30,7 @@ from rankscope.server.comparison.outside import STAGE as OUTSIDE
 from rankscope.server.comparison.parts import find_parts, same_at_first
 from rankscope.server.comparison.replicas import REPLICATED, Replicas
 from rankscope.server.comparison.steps import CLIPPING, COMPARED_SERIES, Comparisons
+from rankscope.server.detectors.push.applied import SERIES as PUSHES
 from rankscope.server.evaluation.frontier import judged_until, reported_until
 from rankscope.server.evaluation.pending import Pending, PendingLayers, superseded_from
 from rankscope.server.evaluation.pending_fingerprints import PendingFingerprints
@@ -133,6 +134,8 @@ class Aligner:
         self._local = LocalGradients(self._replicas)
         self._averaging = Averages()
         self._more = False
+        # Whether steps are versions of an asynchronous parameter server's model.
+        self._by_pushes = False
 
     @property
     def given_up(self) -> int:
@@ -148,6 +151,7 @@ class Aligner:
                 self._heard(rank, part.attempt, first, last)
                 if first < lowest.get(rank, first + 1):
                     lowest[rank] = first
+        self._by_pushes |= any(PUSHES[0] in part.names for part in data.columns)
         for part in data.digests:
             self._learn_start(part)
         for target, parts in ((self._series, data.columns), (self._digests, data.digests)):
@@ -419,10 +423,16 @@ class Aligner:
         slowest = min(reached.values(), default=-1)
         expected = range(min(self._world_size, _MAX_MISSING))
         unseen = {rank for rank in expected if rank not in self._liveness}
+        # A worker that has ended pulled no later version: of what it held, it has said all.
+        done = {
+            rank
+            for rank, life in self._liveness.items()
+            if self._by_pushes and life.liveness.state == "finished"
+        }
         for key, comparison in found.items():
             if key[0] <= slowest and not unseen:
                 continue
-            late = {rank for rank, step in reached.items() if step < key[0]}
+            late = {rank for rank, step in reached.items() if step < key[0]} - done
             missing = (late | unseen) - set(comparison.ranks.tolist())
             if missing:
                 found[key] = replace(comparison, missing=tuple(sorted(missing)))

@@ -134,8 +134,11 @@ def _required(required: Sequence[Mapping[str, Any]]) -> str:
             named.append(f"{name} (not judged)")
         else:
             named.append(name if by == name else f"{name} (judged by {by} in its place)")
-    missing = sum(one["state"] == "not_judged" for one in required)
-    whole = "all judged" if not missing else f"{missing} of {len(required)} not judged"
+    states = Counter(one["state"] for one in required)
+    if missing := states["not_judged"]:
+        whole = f"{missing} of {len(required)} not judged"
+    else:
+        whole = "all that apply judged" if states["not_applicable"] else "all judged"
     return f"Required for a pass, {whole}: {', '.join(named)}."
 
 

@@ -7,7 +7,6 @@ import httpx
 import numpy as np
 import pytest
 
-from rankscope.agent import wire
 from rankscope.dashboard.figures import DARK, LIGHT
 from rankscope.server.commands.client import Server
 from rankscope.server.commands.run_facts import headline, load
@@ -16,7 +15,6 @@ from tests.support.servers.browser import (
     HOW_TO_INSTALL,
     find_chromium,
     wait_until_drawn,
-    watch,
     watched_page,
 )
 from tests.support.servers.charts import axis, drag, lines, parameters, wait_for_figure
@@ -32,7 +30,6 @@ HEALTHY = SyntheticRun(run="healthy", ranks=2, steps=1500, spike=(1, 777))
 MARKUP = SyntheticRun(
     run=HOSTILE, ranks=2, steps=60, hostile=True, told=True, desync=(1, 20), project=HOSTILE
 )
-LARGE = SyntheticRun(run="large", ranks=256, steps=64, desync=(77, 20), buckets=4, told=True)
 TOLD = SyntheticRun(run="told", ranks=2, steps=200, told=True)
 
 
@@ -44,33 +41,6 @@ def server(tmp_path_factory):
         for run in (BROKEN, HEALTHY, MARKUP, TOLD):
             wait_until_evaluated(service.url, run)
         yield service.url
-
-
-@pytest.fixture(scope="module")
-def context(browser, server):
-    # One for all, so that plotly.js is loaded once; what a page stores is only its theme.
-    context = browser.new_context(base_url=server, reduced_motion="reduce")
-    yield context
-    context.close()
-
-
-@pytest.fixture
-def open_page(context, server):
-    """Opens a page and, at the end, fails where it complained or reached for another origin."""
-    opened = []
-
-    def open_page(path: str, *, width: int = 1400, height: int = 900, scheme: str = "light"):
-        watched = watch(context.new_page(), server)
-        opened.append(watched)
-        watched.page.set_viewport_size({"width": width, "height": height})
-        watched.page.emulate_media(color_scheme=scheme)
-        watched.page.goto(path)
-        return watched.page
-
-    yield open_page
-    for watched in opened:
-        watched.page.close()
-        watched.assert_clean()
 
 
 def test_the_curves_are_the_numbers_that_were_posted_and_that_the_interface_gives(
@@ -407,97 +377,6 @@ def test_light_and_dark_follow_the_system_until_they_are_chosen(browser, server)
         page.reload()
         wait_for_figure(page, f"plot._fullLayout.paper_bgcolor === '{LIGHT.panel}'")
         watched.assert_clean()
-
-
-def test_256_ranks_are_bands_and_the_suspect_stands_out(open_page, server):
-    post(server, LARGE, size=64)
-    wait_until_evaluated(server, LARGE)
-    page = open_page("/runs/large", height=2600)
-    page.wait_for_function(
-        "() => document.querySelector('#headline').innerText.includes('rank 77')"
-    )
-    wait_until_drawn(page)
-    wait_for_figure(
-        page, "plot.layout.meta.drawn === 'bands' && plot.layout.meta.named.includes(77)"
-    )
-    # Ranks with one sampling plan share a line; each has its own below, folded.
-    page.wait_for_selector("#agent-panel:not([hidden])")
-    most, few = page.locator("#agent .plans li").all_inner_texts()
-    assert most == (
-        "Ranks 0, 2-64, 66-128, 130-192, 194-255: losses, times and norms every step; model "
-        "digests every 4 steps; fingerprints by tensor every 32 steps"
-    )
-    assert few.startswith("Ranks 1, 65, 129, 193: ")
-    assert not page.locator("#agent-ranks").evaluate("node => node.open")
-    assert page.locator("#agent-table tbody tr").count() == 256
-    assert page.locator("#agent .faults li").count() == 1
-    assert "ranks 1-255" in page.inner_text("#agent .faults")
-    assert page.locator("#ranks-body tr").count() <= 32
-    assert page.get_attribute("#ranks-body tr:first-child", "data-rank") == "77"
-    assert "rank 77" in page.get_attribute("#heat", "aria-label")
-
-
-def test_the_agents_say_what_they_sample_what_it_costs_and_what_was_left_out(open_page, server):
-    late = wire.Batch(
-        run="told",
-        rank=0,
-        seq=999,
-        session="fixture-0",
-        project="digits",
-        world_size=2,
-        through_step=TOLD.steps - 1,
-        state="finished",
-        columns={"loss": wire.Column(np.arange(3), np.ones(3))},
-    )
-    headers = {"Content-Type": wire.CONTENT_TYPE}
-    answer = httpx.post(f"{server}/api/v1/ingest", content=wire.encode(late), headers=headers)
-    assert answer.json()["accepted"] == 3
-    page = open_page("/runs/told", height=2400)
-    page.wait_for_function(
-        "() => document.querySelector('#agent').innerText.includes('3 points came after')"
-    )
-    text = page.inner_text("#agent-panel")
-    for said in (
-        "takes 0.6\u00a0% to 0.61\u00a0% of the step time",
-        "clipping: RuntimeError: no such attribute",
-        "rank 1, step 3",
-        "12 points (memory full)",
-    ):
-        assert said in text, said
-    # Of two ranks each has its line at once.
-    assert page.locator("#agent-ranks").evaluate("node => node.open")
-    first, second = page.locator("#agent-table tbody tr").all_inner_texts()
-    every = ["0", "every step", "every step", "every 4 steps", "every 32 steps", "0.6\u00a0%", "0"]
-    assert first.split("\t") == every
-    assert "every 64 steps" in second
-    assert "agent.fault" not in page.inner_text("#notes")
-
-
-def test_numbers_of_tensors_are_folded_by_metric_and_found_by_the_filter(open_page):
-    page = open_page("/runs/told", height=2400)
-    wait_until_drawn(page)
-    family = page.locator('details[data-family="weight_norm/watched/ema"]')
-    assert (
-        family.locator("summary").inner_text() == "weight_norm by tensor of watched/ema (40 series)"
-    )
-    assert page.locator('.chart[data-metric^="weight_norm/"]').count() == 0
-    family.locator("summary").click()
-    page.wait_for_function(
-        "() => document.querySelectorAll('.chart[data-metric^=\"weight_norm/\"]').length === 12"
-    )
-    family.get_by_role("button", name="Show 12 more of 28").click()
-    assert family.locator(".chart").count() == 24
-    family.locator("input").fill("blocks.39.")
-    page.wait_for_function(
-        "() => document.querySelectorAll('.chart[data-metric^=\"weight_norm/\"]').length === 1"
-    )
-    metric = "weight_norm/blocks.39.attention.weight"
-    steps, values = lines(page, metric)["rank 1"]
-    assert steps.tolist() == list(range(0, 200, 32))
-    assert np.array_equal(values, TOLD.layer(39, steps))
-    page.locator("#filter").fill("norm/blocks")
-    page.wait_for_function("() => document.querySelectorAll('#charts .chart').length === 24")
-    assert page.inner_text("#charts-more").startswith("16 more fit the filter")
 
 
 @pytest.mark.parametrize("run", [BROKEN, HEALTHY, MARKUP, TOLD], ids=lambda run: run.run[:7])

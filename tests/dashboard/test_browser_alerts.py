@@ -14,6 +14,15 @@ pytestmark = [
     pytest.mark.skipif(find_chromium() is None, reason=HOW_TO_INSTALL),
 ]
 
+EVIDENCE = {
+    "relative": None,
+    "value": "NaN",
+    "a_step": 1234567,
+    "of_a_loss": 12345678901234567890.0,
+    "also": 123456789012.3,
+    "several": [1 / 14, None, 3],
+}
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
@@ -36,6 +45,7 @@ def server(tmp_path_factory):
                 ranks=(n % 40,),
                 state="open" if n % 2 else "resolved",
                 title=f"Spike number {n}",
+                evidence=EVIDENCE if n == 119 else {},
             )
         engine.dispose()
         yield service.url
@@ -92,6 +102,16 @@ def test_each_filter_is_applied_by_the_server_and_stands_in_the_address(open_pag
     assert len(address(page)) == 5
     page.get_by_role("link", name="otter").click()
     page.wait_for_url("**/runs/otter#alert-a")
+
+
+def test_numbers_of_the_evidence_are_short_and_exact_where_they_count(open_page):
+    page = open_page("/alerts?q=spike&rank=39")
+    wait_for_alerts(page, 3)
+    page.locator("#alert-m119 [data-part=evidence] summary").click()
+    rows = page.locator("#alert-m119 .evidence tr").all_inner_texts()
+    assert [row.split("\t")[1] for row in rows] == [
+        "\u2013", "NaN", "1234567", "1.235e+19", "1.235e+11", "0.07143, \u2013, 3",
+    ]  # fmt: skip
 
 
 def test_what_is_open_and_grave_comes_first(open_page):

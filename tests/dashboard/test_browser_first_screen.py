@@ -2,6 +2,7 @@
 
 import re
 import time
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -129,6 +130,22 @@ def test_a_run_without_fingerprints_has_no_empty_controls(open_page):
     # Nothing between ranks and steps that are not there.
     assert page.locator("#heat .xtick, #heat .ytick").count() == 0
     assert "1 missing" in page.inner_text("#facts")
+
+
+def test_the_curves_are_asked_for_before_the_maps_below_them(browser, server):
+    asked = []
+    with watched_page(browser, server, height=2400) as watched:
+        watched.page.on("request", lambda request: asked.append(urlsplit(request.url).path))
+        watched.page.goto("/runs/broken")
+        wait_until_drawn(watched.page)
+        watched.assert_clean()
+    names = [path.rpartition("/")[2] for path in asked]
+    maps = [n for n, name in enumerate(names) if name in ("divergence.json", "distances.json")]
+    assert len(maps) == 2
+    assert names.index("curves.json") < min(maps)
+    # Together with what the headline says, and not after it.
+    plotly = next(n for n, name in enumerate(names) if name.startswith("plotly"))
+    assert names.index("metrics") < plotly
 
 
 def test_what_only_follows_makes_no_rank_suspicious(open_page, server):

@@ -82,6 +82,7 @@ def test_it_opens_from_the_disk_and_asks_for_nothing(written, browser):
     card = page.locator(f"#alert-{alert['id']}")
     for said in (alert["remedy"], alert["tensors"][0], "rank 17", "Evidence"):
         assert said in card.inner_text()
+    assert not re.search(r"\d\.\d{10}", card.locator(".evidence").inner_text())
     # Of a desync the chart is of the ranks' bits; of a loss its curve.
     assert card.locator(".plot[data-drawn]").count() == 1
     assert "rank 17" in card.locator(".plot").get_attribute("aria-label")

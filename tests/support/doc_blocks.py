@@ -84,7 +84,7 @@ def run(page: str, *, folder: Path, server: str) -> int:
                 check=False,
                 timeout=200,
             )
-            printed = done.stdout
+            printed = done.stdout + done.stderr
             assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
             count += not block.needs
         else:

@@ -243,3 +243,23 @@ def test_hosts_that_fall_silent_at_once_are_both_named():
     both = [finding("rank.silent", 41, key=f"host:{h}", ranks=(r,)) for r, h in enumerate("ab")]
     line.through(41, *both, now=100.0)
     assert line.roots() == ["rank.silent", "rank.silent"]
+
+
+def test_numbers_that_nobody_knows_are_left_out_of_the_evidence():
+    line = TimeLine()
+    evidence = {
+        "relative": float("nan"),
+        "sizes": [(137, 0.5, float("inf"))],
+        "details": [{"distance": 0.5, "factor": float("nan")}],
+        # What the trainer had.
+        "value": "NaN",
+    }
+    line.through(8, finding("desync.gradients", 7, evidence=evidence))
+    line.through(16, finding("desync.gradients", 7, 15, evidence=evidence))
+    [alert] = line.alerts.values()
+    assert alert.evidence == {
+        "relative": None,
+        "sizes": [[137, 0.5, None]],
+        "details": [{"distance": 0.5, "factor": None}],
+        "value": "NaN",
+    }

@@ -288,13 +288,14 @@ def _size(incident: Divergence) -> str:
     if not incident.sizes:
         return ""
     step, distance, relative = incident.sizes[-1]
-    now = (
-        f"At step {step} the parameters differ by about {number(distance)} ({number(relative)} of "
-        "their norm)"
-    )
+    # Of a norm of 0 nothing is a share.
+    shares = all(math.isfinite(share) for _, _, share in (incident.sizes[0], incident.sizes[-1]))
+    of_norm = f" ({number(relative)} of their norm)" if shares else ""
+    now = f"At step {step} the parameters differ by about {number(distance)}{of_norm}"
     if len(incident.sizes) > 1:
         began, first, share = incident.sizes[0]
-        now = f"{now}, compared with {number(first)} ({number(share)} of it) at step {began}"
+        of_it = f" ({number(share)} of it)" if shares else ""
+        now = f"{now}, compared with {number(first)}{of_it} at step {began}"
     match incident.growth:
         case Growth.CONSTANT:
             return f"{now}: nothing repairs that."

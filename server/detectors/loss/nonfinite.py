@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rankscope.agent.wire import number_to_json
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.incident import Incident
@@ -213,7 +214,7 @@ class LossNonFinite(Detector[NonFiniteState]):
         cause, remedy = _explained(incident, rate_sentence(incident.rise))
         origin = incident.origin
         evidence: dict[str, object] = {
-            "value": incident.value,
+            "value": number_to_json(incident.value),
             "points": incident.points,
             "loss_before": incident.before,
             "ranks_later": sorted(incident.later_ranks),

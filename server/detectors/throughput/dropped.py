@@ -13,6 +13,7 @@ from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outco
 from rankscope.server.detectors.effects import BLUR, Rule
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Observations, Seconds, Times
+from rankscope.server.detectors.push.applied import SERIES as PUSHES
 from rankscope.server.detectors.rank.lateness import QUEUEING, timed, timed_median
 from rankscope.server.detectors.statistics import change_point, known_median
 from rankscope.server.detectors.throughput.course import Course
@@ -94,6 +95,7 @@ class DroppedState:
         begin: the first `size` steps that are counted.
         course: of the steps' length without what was waited for a processor, as logarithms.
         whole: the whole step was found to take longer.
+        by_pushes: whether a step is the time from one worker's push to the next one's.
         seen, usable: steps that were timed, and those of which the length says something.
     """
 
@@ -103,6 +105,7 @@ class DroppedState:
     recent: deque[list[float]] = field(default_factory=deque)
     begin: list[list[float]] = field(default_factory=list)
     course: Course = field(default_factory=Course)
+    by_pushes: bool = False
     seen: int = 0
     usable: int = 0
     judged: int = 0
@@ -165,7 +168,7 @@ class ThroughputDropped(Detector[DroppedState]):
 
     kinds = ("throughput.dropped",)
     needs = ("step_seconds",)
-    wants = _NAMES
+    wants = (*_NAMES, PUSHES[0])
     effects = (
         Rule(
             root=("rank.straggler", "rank.starved", "collective.slow"),
@@ -190,6 +193,8 @@ class ThroughputDropped(Detector[DroppedState]):
         """Goes through the steps that were timed."""
         policy = self.policy
         state.loading.world = len(window.ranks)
+        pushed = window.series.get(PUSHES[0])
+        state.by_pushes = state.by_pushes or (pushed is not None and bool(pushed.present.any()))
         reductions = deque(window.reductions)
         for numbers in _numbers(window).tolist():
             step = int(numbers[_STEP])
@@ -203,7 +208,8 @@ class ThroughputDropped(Detector[DroppedState]):
             if not math.isfinite(numbers[_LENGTH]):
                 continue
             state.usable += 1
-            state.recurring.push(step, math.exp(numbers[_ALONE]), data)
+            if not state.by_pushes:
+                state.recurring.push(step, math.exp(numbers[_ALONE]), data)
             state.recent.append(numbers)
             state.course.push(numbers[_ALONE])
             if len(state.begin) < policy.size:

@@ -8,6 +8,7 @@ import pytest
 from rankscope.server.detectors.gradient.exploding import GradientExploding
 from rankscope.server.detectors.loss.diverging import LossDiverging
 from rankscope.server.detectors.loss.spike import LossSpike, SpikePolicy
+from rankscope.server.detectors.push.lost import PushLost
 from rankscope.server.detectors.rate.high import RateTooHigh
 from rankscope.server.window import Status
 from tests.support.judging import judge
@@ -106,3 +107,37 @@ def test_a_jump_in_a_sparse_log_is_found():
     alerts, check = reported(falling(600, bend=jumps).thinned(5), LossSpike())
     assert alerts == ["loss.spike"]
     assert check.status == Status.OPEN
+
+
+def server_and_workers(*, every=1):
+    """An asynchronous parameter server that takes the pushes of two workers before both pull."""
+    steps = np.arange(400)
+    even = steps % 2 == 0
+    rows = np.zeros((3, 400), bool)
+    of_server, of_workers = rows.copy(), rows.copy()
+    of_server[0, 1:] = True
+    of_workers[1:, even & (steps // 2 % every == 0)] = True
+    random = np.random.default_rng(0)
+    falling = (0.2 + 2 * np.exp(-steps / 100)) * random.lognormal(0, 0.05, (3, 400))
+    series = {
+        "push_worker": np.where(even, 2.0, 1.0),
+        "push_staleness": np.where(even, 1.0, 0.0),
+        "pushes": steps / 2,
+        "loss": falling,
+    }
+    present = dict.fromkeys(series, of_server) | dict.fromkeys(("pushes", "loss"), of_workers)
+    everywhere = {name: np.broadcast_to(row, (3, 400)).copy() for name, row in series.items()}
+    return Trace("server", 0, steps, everywhere, present)
+
+
+def test_versions_that_no_worker_pulled_have_no_loss_that_could_be_left_out():
+    found = judge(server_and_workers(), [LossSpike(), PushLost()])
+    assert [alert.kind for alert in found.alerts] == []
+    assert found.checks["loss.spike"].status == Status.OK
+    assert "recorded at one of" not in found.checks["loss.spike"].why
+
+
+def test_versions_that_a_worker_pulled_and_left_out_are_said_to_be():
+    checks = judge(server_and_workers(every=4), [LossSpike(), PushLost()]).checks
+    assert checks["loss.spike"].status == Status.INSUFFICIENT_DATA
+    assert "`loss` is recorded at one of 4 steps" in checks["loss.spike"].why

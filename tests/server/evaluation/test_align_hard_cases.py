@@ -177,6 +177,28 @@ def test_missing_is_filled():
     assert last.missing == (2,)
 
 
+def of_a_server(states, **more):
+    """The last comparison of a server's versions, of which worker 2 pulled half."""
+    through = (20, 20, 10)
+    a = Aligner({"loss", "push_worker"})
+    liveness = [
+        life(rank, last, state=state, **(more if rank == 2 else {}))
+        for rank, (last, state) in enumerate(zip(through, states, strict=True))
+    ]
+    pushes = col(0, range(21), metric="push_worker")
+    held = [digest(rank, range(last + 1), [7] * (last + 1)) for rank, last in enumerate(through)]
+    a.add(data(liveness, columns=[pushes], digests=held))
+    last = [c for w in run(a) for c in w.comparisons][-1]
+    assert last.step == 20
+    return last
+
+
+def test_a_worker_that_has_ended_pulled_no_later_version():
+    assert of_a_server(["finished"] * 3).missing == ()
+    # Of one that fell silent nobody knows what it held.
+    assert of_a_server(["finished", "finished", "running"], last_seen=50.0).missing == (2,)
+
+
 def test_replay_in_pages_gives_what_live_gave_with_late_readouts():
     # One batch a step; the loss of a step is read off the device two steps later.
     from itertools import chain

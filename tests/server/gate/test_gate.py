@@ -316,6 +316,16 @@ def test_text_of_a_run_that_cannot_be_judged_yet(server, capsys):
     assert lines[1] == "  - the run is still running"
 
 
+def test_what_does_not_apply_is_not_said_to_be_judged(server, capsys):
+    # As the parameters of ranks that hold shards of them.
+    without = {"name": "desync.parameters", "state": "not_applicable", "by": None, "why": "Shards."}
+    server.verdicts, server.pages = [(200, PASS | {"required": [without, REQUIRED[0]]})], [[]]
+    assert (
+        "Required for a pass, all that apply judged: desync.parameters (does not apply), "
+        "loss.nonfinite."
+    ) in " ".join(printed(server, capsys, "text").split())
+
+
 def test_a_server_that_does_not_show_what_it_requires(server, capsys):
     server.verdicts = [(200, {k: v for k, v in PASS.items() if k != "required"})]
     server.pages = [[]]

@@ -45,6 +45,7 @@ class SyntheticRun:
     Attributes:
         desync: (rank, step) from which its reduced gradients and parameters differ, farther and
             farther; its loss follows some 20 steps later.
+        reset: that rank reports that it lost its optimizer's state: its parameters alone differ.
         nan: (rank, step): one loss that is not a number.
         spike: (rank, step): one loss twenty times as large.
         silent: (rank, step): the last step this rank reports.
@@ -61,6 +62,7 @@ class SyntheticRun:
     project: str = "digits"
     seed: int = 0
     desync: tuple[int, int] | None = None
+    reset: bool = False
     nan: tuple[int, int] | None = None
     spike: tuple[int, int] | None = None
     silent: tuple[int, int] | None = None
@@ -90,7 +92,7 @@ class SyntheticRun:
         if metric == "grad_norm":
             # The same on every rank of a healthy job, as it is taken after the reduction.
             values = 3 * falling * np.exp(0.1 * self._of("grad_norm", -1))
-            if self.desync is not None and rank == self.desync[0]:
+            if self.desync is not None and rank == self.desync[0] and not self.reset:
                 values = values * np.where(steps >= self.desync[1], 1.3, 1.0)
             return values
         if metric == "grad_norm_local":
@@ -157,7 +159,7 @@ class SyntheticRun:
                 for stage in ("reduced_gradient", "parameters")
             ),
             layers=self._layers(rank, steps[steps % TOLD_EVERY == 0]) if self.told else (),
-            events=self._events(rank) if seq == 0 else (),
+            events=self._events(rank, start, stop),
             dropped={"memory_full": 12} if self.told and rank == 1 else {},
         )
 
@@ -208,7 +210,13 @@ class SyntheticRun:
             | self.settings,
         )
 
-    def _events(self, rank: int) -> tuple[Event, ...]:
+    def _events(self, rank: int, start: int, stop: int) -> tuple[Event, ...]:
+        if self.reset and self.desync is not None and start <= self.desync[1] < stop:
+            if rank == self.desync[0]:
+                lost = {"how": "lost", "seen": self.desync[1] - 1}
+                return (Event(step=self.desync[1], kind="optimizer.state", data=lost),)
+        if start:
+            return ()
         if rank:
             fault = HOSTILE if self.hostile else "clipping: RuntimeError: no such attribute"
             return (Event(step=3, kind="agent.fault", text=fault),) if self.told else ()
@@ -225,7 +233,8 @@ class SyntheticRun:
         return 1e-4 * float(np.exp(min(step - self.desync[1], 200) / 40))
 
     def _word(self, stage: str, rank: int, step: int) -> int:
-        mine = rank if self._apart(rank, step) else 0
+        apart = self._apart(rank, step) and not (self.reset and stage == "reduced_gradient")
+        mine = rank + 1 if apart else 0
         return (hash((self.seed, step, mine)) * 31 + len(stage)) % 2**64
 
     def _print(self, stage: str, rank: int, step: int) -> Fingerprint:
@@ -233,7 +242,7 @@ class SyntheticRun:
         shape = (len(TENSORS.names), self.buckets)
         sketches = rng.standard_normal(shape) / np.sqrt(self.buckets)
         apart = self._apart(rank, step)
-        if apart:
+        if apart and not (self.reset and stage == "reduced_gradient"):
             sketches = sketches + apart * rng.standard_normal(shape) / np.sqrt(self.buckets)
         digests = [
             (self._word(stage, rank, step) + 7919 * t) % 2**64 for t in range(len(TENSORS.names))
