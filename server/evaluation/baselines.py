@@ -22,7 +22,7 @@ from rankscope.server.comparison import configurations
 from rankscope.server.comparison.courses import in_buckets, mean_over_ranks
 from rankscope.server.storage.judgement import baselines as stored
 from rankscope.server.storage.reading import series
-from rankscope.server.window import Baselines, Float64, SettingBeside
+from rankscope.server.window import Baselines, SettingBeside
 from rankscope.server.window.baselines import BUCKETS, width_at, widths
 
 _logger = logging.getLogger(__name__)
@@ -234,15 +234,15 @@ def _read(connection: Connection, row: Any) -> _Curves | None:
 
     def read(metric: str, width: int | None = None) -> list[series.RankSeries]:
         """In buckets of a width, or in full length in as few as there may be."""
-        end = {} if width is None else {"from_step": 0, "to_step": BUCKETS * width - 1}
         return series.read_series(
             connection,
             run=row.key,
             metric=metric,
             ranks=ranks,
+            from_step=None if width is None else 0,
+            to_step=None if width is None else BUCKETS * width - 1,
             max_points=BUCKETS,
             steady=True,
-            **end,
         )
 
     whole = read(LOSS)
@@ -300,6 +300,6 @@ def _at(curves: Mapping[int, Curve], width: int) -> Curve:
     made = np.full(BUCKETS, np.nan, np.float32)
     wider = min((w for w in curves if w > width), default=0)
     if wider:
-        spread: Float64 = np.repeat(curves[wider], wider // width)[:BUCKETS]
+        spread: Curve = np.repeat(curves[wider], wider // width)[:BUCKETS]
         made[: len(spread)] = spread
     return made
