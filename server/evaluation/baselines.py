@@ -47,6 +47,7 @@ LOSS = "loss"
 # What else is held against them -> which of the ranks' values, and of those of a bucket. These are
 # kept at the widest buckets alone: they are looked at for what lasts.
 OTHERS: Mapping[str, str] = {
+    "eval/loss": "mean",
     "lr": "mean",
     "samples": "mean",
     "target_deviance": "mean",
@@ -156,9 +157,7 @@ class Learning:
         differing, _ = configurations.differences([nearest, own])
         chosen = [s.key for s in differing if configurations.is_chosen(s.key)]
         theirs = [_settings(row) for row in self._others]
-        among = [_settings(row) for row, _ in found]
-        # What differs between the baselines too says nothing: names, dates.
-        unlike = [key for key in chosen if len({repr(one.get(key)) for one in among}) == 1]
+        unlike = [key for key in chosen if _is_other(key, own, [row for row, _ in found])]
         same = all(len({repr(one.get(key)) for one in theirs}) == 1 for key in unlike)
         machine = _machine(own)
         return Baselines(
@@ -181,6 +180,13 @@ def _whole(found: tuple[Any, _Curves]) -> Mapping[str, Any]:
 
 def _settings(row: Any) -> dict[str, Any]:
     return dict(configurations.flattened(configurations.of_run(row.world_size, row.config)))
+
+
+def _is_other(key: str, own: Mapping[str, Any], rows: Sequence[Any]) -> bool:
+    """Whether no baseline has a setting as the run has it, and it is no name that each run has."""
+    mine = repr(dict(configurations.flattened(own)).get(key))
+    theirs = {repr(_settings(row).get(key)) for row in rows}
+    return mine not in theirs and len(theirs) < max(2, len(rows))
 
 
 def _model(run: str, config: Mapping[str, Any]) -> tuple[Any, str]:

@@ -14,12 +14,16 @@ from tests.support.runs.traces import Trace
 def in_curves(courses: Sequence[np.ndarray], which: str = "mean") -> dict[int, np.ndarray]:
     """Values at the steps from 0 on of several runs, in buckets as the server keeps them."""
     pick = {"mean": np.nanmean, "low": np.nanmin, "high": np.nanmax}[which]
+    shortest = min(map(len, courses))
     found = {}
-    for width in widths(min(map(len, courses)) - 1):
-        made = np.full((len(courses), BUCKETS), np.nan, np.float32)
-        for row, values in zip(made, courses, strict=True):
-            for n in range(min(BUCKETS, -(-len(values) // width))):
-                row[n] = pick(values[n * width : (n + 1) * width])
+    for width in widths(shortest - 1):
+        whole = np.full((len(courses), BUCKETS * width), np.nan)
+        for row, values in zip(whole, courses, strict=True):
+            row[: len(values)] = values[: len(row)]
+        each = whole.reshape(len(courses), BUCKETS, width)
+        some = np.isfinite(each).any(axis=2)
+        made = np.full(some.shape, np.nan, np.float32)
+        made[some] = pick(each[some], axis=1)
         found[width] = made
     return found
 
@@ -38,13 +42,13 @@ def baselines_of(
     """
     losses = courses["loss"]
     last = min(map(len, losses)) - 1
+    top = widths(last)[-1]
     curves = {"loss": in_curves(losses)}
     for name, values in courses.items():
         if name != "loss":
             which = "high" if "memory" in name else "mean"
-            curves[name] = {widths(last)[-1]: in_curves(values, which)[widths(last)[-1]]}
+            curves[name] = {top: in_curves(values, which)[top]}
     if "step_seconds" in courses:
-        top = widths(last)[-1]
         curves["step_seconds/shortest"] = {top: in_curves(courses["step_seconds"], "low")[top]}
     settings = differing or {}
     return Baselines(
