@@ -1,8 +1,8 @@
 """The run's own curves, in the buckets of those of its baselines, and when they are compared.
 
-A look compares what lies before a step. Looks lie a ninth of the steps so far apart, so that the
-last tenth of the steps of one look begins where the last one was: a run of any length is compared
-some dozens of times, and what is said does not depend on how the steps came.
+An interim comparison is of what lies before a step. They are a ninth of the steps so far apart, so
+that the last tenth of the steps before one begins where the one before was: a run of any length is
+compared some dozens of times, and what is said does not depend on how the steps came.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from rankscope.server.comparison.courses import Course
 from rankscope.server.window import Baselines, Check, Float64, Int64
 from rankscope.server.window.baselines import BUCKETS, width_at
 
-# Buckets before a look: of the last two fifths of them the gate's comparison takes a mean, and
+# Buckets before the first: of the last two fifths of them the gate's comparison takes a mean, and
 # needs eight.
 _FIRST = 32
-# Share of the steps so far that lies between two looks.
+# Share of the steps so far that lies between two of them.
 _APART = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Interim:
     """Where a run is compared.
 
     Attributes:
@@ -39,8 +39,8 @@ class Look:
 
 
 @dataclass(slots=True)
-class Looks:
-    """The looks of a run, one after the other.
+class Interims:
+    """The interim comparisons of a run, one after the other.
 
     Attributes:
         buckets: before the next one; of `width` steps.
@@ -51,7 +51,7 @@ class Looks:
     width: int = 1
     over: bool = False
 
-    def until(self, step: int, last: int, *, least_width: int = 1) -> Iterator[Look]:
+    def until(self, step: int, last: int, *, least_width: int = 1) -> Iterator[Interim]:
         """Those that are due at a step.
 
         Args:
@@ -67,7 +67,7 @@ class Looks:
             if at > step or at < 0:
                 return
             self.over = at == end
-            yield Look(at, width if self.over else self.width, self.over)
+            yield Interim(at, width if self.over else self.width, self.over)
             self._go_on()
 
     def _go_on(self) -> None:
@@ -113,29 +113,29 @@ class Curve:
             add.at(self._values[width], places[:end], values[:end])
             np.add.at(self._counts[width], places[:end], 1)
 
-    def course(self, look: Look) -> Course:
-        """Up to a look, the step and the value of each bucket that holds any."""
-        if look.width not in self._values:
+    def course(self, interim: Interim) -> Course:
+        """Up to an interim comparison, the step and the value of each bucket that holds any."""
+        if interim.width not in self._values:
             return Course(np.empty(0, np.int64), np.empty(0))
-        end = (look.step + 1) // look.width
-        counts = self._counts[look.width][:end]
+        end = (interim.step + 1) // interim.width
+        counts = self._counts[interim.width][:end]
         places = np.flatnonzero(counts)
-        values = self._values[look.width][places]
+        values = self._values[interim.width][places]
         if self.which == "mean":
             values = values / counts[places]
-        return Course(places * look.width, values)
+        return Course(places * interim.width, values)
 
 
-def courses(baselines: Baselines, name: str, look: Look) -> list[Course]:
+def courses(baselines: Baselines, name: str, interim: Interim) -> list[Course]:
     """The same of each baseline."""
-    curves = baselines.curves.get(name, {}).get(look.width)
+    curves = baselines.curves.get(name, {}).get(interim.width)
     if curves is None:
         return []
-    end = (look.step + 1) // look.width
+    end = (interim.step + 1) // interim.width
     found = []
     for curve in curves[:, :end]:
         places = np.flatnonzero(np.isfinite(curve))
-        found.append(Course(places * look.width, curve[places].astype(np.float64)))
+        found.append(Course(places * interim.width, curve[places].astype(np.float64)))
     return found
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from rankscope.server.comparison.measures import Measured
 from rankscope.server.detectors.base import TO_THE_END, Detector, Outcome, Reach
-from rankscope.server.detectors.baseline.curves import Curve, Look, Looks, none_of
+from rankscope.server.detectors.baseline.curves import Curve, Interim, Interims, none_of
 from rankscope.server.detectors.baseline.loss_findings import DATA, GIVEN, Worse, finding, others
 from rankscope.server.detectors.baseline.measured import EVALUATION, LOSS, measured
 from rankscope.server.detectors.baseline.texts import compared_with
@@ -31,18 +31,18 @@ class LossPolicy(Policy):
             that the baselines have, that of `rankscope gate --against`.
         early_tolerance: the same before: of half a training one does not know yet what will
             remain of a few per cent.
-        confidence: of the band at the last step, that of the gate: one run in a hundred is beyond
-            it.
-        early_confidence: of the band before. A run is compared some 40 times, and twice in a row
-            is needed: looks that follow each other agree mostly, so that it comes to some
-            independent ones, and one run in a hundred again.
+        confidence: of the band at the last step. One run in a hundred may be beyond it, as of the
+            gate, by the loss or by that of evaluations: a half of it each.
+        early_confidence: of the band before. A run is compared some 40 times, of which several in a
+            row are needed, and those that follow each other agree mostly: as ten independent ones,
+            by either loss, it comes to one run in a hundred again.
     """
 
     least: Count = 3
     tolerance: Share = 0.02
     early_tolerance: Share = 0.05
-    confidence: Share = 0.99
-    early_confidence: Share = 0.999
+    confidence: Share = 0.995
+    early_confidence: Share = 0.9995
 
 
 @dataclass(slots=True)
@@ -51,15 +51,15 @@ class LossState:
 
     Attributes:
         curves: of the run, by series.
-        since: by measure, first step of the values and step of the first of the looks that found it
+        since: by measure, first step of the values and step of the first comparison that found it
             one after the other.
-        judged: looks at which both sides had enough.
+        judged: comparisons at which both sides had enough.
         newest: what the last of them came to.
         last: its step.
     """
 
     curves: dict[str, Curve] = field(default_factory=dict)
-    looks: Looks = field(default_factory=Looks)
+    interims: Interims = field(default_factory=Interims)
     since: dict[str, tuple[int, int]] = field(default_factory=dict)
     judged: int = 0
     newest: Measured | None = None
@@ -77,30 +77,30 @@ class BaselineLoss(Detector[LossState]):
     a setting, and the settings that differ are named.
 
     Statistic:
-        That of `rankscope gate --against`, at looks that follow each other by a tenth of the steps
-        so far: the mean loss of the last tenth of the steps (a fifth or two fifths where that is
-        too short or too noisy), and of `eval/loss` the last evaluations at the same steps, against
-        the prediction limit of Student's t for one more run beside the baselines, on the logarithm.
-        A part of the spread between seeds is assumed, which loses its weight as baselines are
-        added. Reported where one of both is beyond the limit of 99.9 % and 5 % worse at all looks
-        that follow each other, the last of which has no step in common with the first; or, at the
-        last step that the baselines have, beyond the limit of 99 % and 2 % worse, also without the
-        highest value. Over where a look finds it within the last two limits.
+        That of `rankscope gate --against`, in interim comparisons, each after a ninth more steps:
+        the mean loss of the last tenth of the steps (a fifth or two fifths where that is too short
+        or too noisy), and of `eval/loss` the last evaluations at the same steps, against the
+        prediction limit of Student's t for one more run beside the baselines, on the logarithm. A
+        part of the spread between seeds is assumed, which loses its weight as baselines are added.
+        Reported where one of both is beyond the limit of 99.95 % and 5 % worse in comparisons one
+        after the other, the last of which has no step in common with the first; or, at the last
+        step that the baselines have, beyond the limit of 99.5 % and 2 % worse, also without the
+        highest value. Over with a comparison that is within the last two limits.
 
     Severity:
         Warning. Information where the run has another learning rate, batch, number of ranks or
-        other setting than its baselines, and these are not all alike in it (three at least): who
-        tries out settings knows that some are worse.
+        other setting than its baselines, and those of the model (three at least) do not all agree
+        on it: who tries out settings knows that some are worse.
 
     Evidence:
-        `metric`; `step`: of the last look; `from_step`: of the mean; `value`, `expected`, `limit`;
-        `share`: by how much it is above what was expected; `baselines`: each one's value;
+        `metric`; `step`: of the last comparison; `from_step`: of its mean; `value`, `expected`,
+        `limit`; `share`: by how much it is above what was expected; `baselines`: each one's value;
         `differing`: settings that differ, own and of the nearest baseline.
 
     Source:
         Prediction limits of a normal sample; the spread is a scaled inverse chi squared prior with
-        the sample (Smyth 2004), errors of means with dependence by Geyer (1992). Of 40 seeds of
-        each of 8 small trainings against 10 others see `tests/lab/seeds`.
+        the sample (Smyth 2004), errors of means with dependence by Geyer (1992). How often other
+        seeds of eight small trainings are found, and worse ones: `tests/lab/seeds/live.py`.
     """
 
     kinds = ("baseline.loss",)
@@ -128,7 +128,7 @@ class BaselineLoss(Detector[LossState]):
         return (Reach((LOSS,), 8, TO_THE_END),)
 
     def advance(self, window: Window, state: LossState) -> Outcome:
-        """Takes the steps, and compares where a look is due."""
+        """Takes the steps, and compares where that is due."""
         kind = self.kinds[0]
         baselines = window.baselines
         check = none_of(baselines, self.policy.least)
@@ -138,12 +138,12 @@ class BaselineLoss(Detector[LossState]):
             if name in self.wants:
                 curve = state.curves.setdefault(name, Curve())
                 curve.push(*mean_over_ranks(window, name), kept)
-        for look in state.looks.until(window.last_step, baselines.last):
-            self._look(look, baselines, state)
+        for interim in state.interims.until(window.last_step, baselines.last):
+            self._interim(interim, baselines, state)
         findings = [finding(e, baselines) for e in state.watch.take(window.last_step)]
         return Outcome({kind: self._check(baselines, state)}, tuple(findings))
 
-    def _look(self, look: Look, baselines: Baselines, state: LossState) -> None:
+    def _interim(self, interim: Interim, baselines: Baselines, state: LossState) -> None:
         """Compares what there is of both measures."""
         policy = self.policy
         beyond: list[Measured] = []
@@ -153,7 +153,7 @@ class BaselineLoss(Detector[LossState]):
                 continue
             last = measured(
                 metric,
-                look,
+                interim,
                 state.curves[metric],
                 baselines,
                 tolerance=policy.tolerance,
@@ -163,56 +163,56 @@ class BaselineLoss(Detector[LossState]):
                 continue
             seen = True
             if metric == LOSS:
-                state.newest, state.last = last, look.step
+                state.newest, state.last = last, interim.step
             if last.state != "failed":
                 state.since.pop(metric, None)
                 continue
             failed = True
-            if self._lasts(metric, look, last, baselines, state):
+            if self._lasts(metric, interim, last, baselines, state):
                 beyond.append(last)
         state.judged += seen
         if beyond:
             first = min(state.since[one.name][0] for one in beyond)
-            given = others(GIVEN, look, baselines, state.curves)
-            data = others(DATA, look, baselines, state.curves)
-            facts = Worse(look, tuple(beyond), given, data)
-            state.watch.bad(look.step, facts, first_step=first).facts = facts
-        elif seen and not (failed and state.watch.open(look.step) is not None):
+            given = others(GIVEN, interim, baselines, state.curves)
+            data = others(DATA, interim, baselines, state.curves)
+            facts = Worse(interim, tuple(beyond), given, data)
+            state.watch.bad(interim.step, facts, first_step=first).facts = facts
+        elif seen and not (failed and state.watch.open(interim.step) is not None):
             # What is open stays so while it is beyond the limits of the end.
-            state.watch.good(look.step)
+            state.watch.good(interim.step)
 
     def _lasts(
-        self, metric: str, look: Look, last: Measured, baselines: Baselines, state: LossState
+        self, metric: str, interim: Interim, last: Measured, baselines: Baselines, state: LossState
     ) -> bool:
         """Whether what is beyond the limits of the end is so for long enough, or by enough.
 
         Args:
-            last: what that look came to.
+            last: what that came to.
         """
         policy = self.policy
         found = measured(
             metric,
-            look,
+            interim,
             state.curves[metric],
             baselines,
-            tolerance=policy.tolerance if look.final else policy.early_tolerance,
-            confidence=policy.confidence if look.final else policy.early_confidence,
-            spared=look.final,
+            tolerance=policy.tolerance if interim.final else policy.early_tolerance,
+            confidence=policy.confidence if interim.final else policy.early_confidence,
+            spared=interim.final,
         )
-        is_open = state.watch.open(look.step) is not None
+        is_open = state.watch.open(interim.step) is not None
         if found is None or found.state != "failed":
             if not is_open:
                 state.since.pop(metric, None)
             return False
-        begin = (last.steps or (look.step, 0))[0]
-        first = state.since.setdefault(metric, (begin, look.step))
-        return look.final or is_open or begin > first[1]
+        begin = (last.steps or (interim.step, 0))[0]
+        first = state.since.setdefault(metric, (begin, interim.step))
+        return interim.final or is_open or begin > first[1]
 
     def _check(self, baselines: Baselines, state: LossState) -> Check:
         newest = state.newest
         if newest is None:
             return Check.insufficient("Too few losses are recorded so far to be compared.")
-        beyond = " The baselines go no further." if state.looks.over else ""
+        beyond = " The baselines go no further." if state.interims.over else ""
         return Check.ok(
             f"Compared {count(state.judged, 'time')} with {compared_with(baselines.runs)}: up to "
             f"step {state.last:,} the loss is {number(newest.value)}, where "

@@ -11,7 +11,7 @@ import numpy as np
 from rankscope.server.comparison.courses import Course
 from rankscope.server.comparison.measures import Measured
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.baseline.curves import Curve, Look, courses
+from rankscope.server.detectors.baseline.curves import Curve, Interim, courses
 from rankscope.server.detectors.baseline.measured import EVALUATION
 from rankscope.server.detectors.baseline.texts import beside, compared_with, differences
 from rankscope.server.detectors.episode import Episode
@@ -30,7 +30,7 @@ _LATE = 10
 
 @dataclass(frozen=True, slots=True)
 class Worse:
-    """What is known of a look at which a run is worse.
+    """What is known of a comparison in which a run is worse.
 
     Attributes:
         found: each measure that is, the loss first.
@@ -38,14 +38,14 @@ class Worse:
             each.
     """
 
-    look: Look
+    interim: Interim
     found: tuple[Measured, ...]
     given: tuple[str, ...]
     data: tuple[str, ...]
 
 
 def others(
-    names: Mapping[str, str], look: Look, baselines: Baselines, curves: Mapping[str, Curve]
+    names: Mapping[str, str], interim: Interim, baselines: Baselines, curves: Mapping[str, Curve]
 ) -> tuple[str, ...]:
     """Of what runs are given that which all baselines had otherwise, in a sentence each.
 
@@ -58,7 +58,7 @@ def others(
         width = max(baselines.curves.get(name, {}), default=0)
         if not width or name not in curves:
             continue
-        at = Look((look.step + 1) // width * width - 1, width, look.final)
+        at = Interim((interim.step + 1) // width * width - 1, width, interim.final)
         own = _late(curves[name].course(at))
         theirs = [v for c in courses(baselines, name, at) if math.isfinite(v := _late(c))]
         if not theirs or not math.isfinite(own):
@@ -100,8 +100,8 @@ def finding(episode: Episode[Worse], baselines: Baselines) -> Finding:
         clear_after=episode.clear_after,
         evidence={
             "metric": found.name,
-            "step": facts.look.step,
-            "from_step": (found.steps or (facts.look.step, 0))[0],
+            "step": facts.interim.step,
+            "from_step": (found.steps or (facts.interim.step, 0))[0],
             "value": found.value,
             "expected": found.expected,
             "limit": found.bound,
@@ -142,10 +142,11 @@ def _sentence(found: Measured) -> str:
 def _remedy(baselines: Baselines, *, meant: bool) -> str:
     compare = f"`rankscope compare {baselines.of} {baselines.runs[0]}`"
     if meant:
-        first = "Look whether the settings that differ are meant."
+        first = "Interim whether the settings that differ are meant."
     else:
-        first = "Look at what has changed in the data and the code since these runs."
+        first = "Interim at what has changed in the data and the code since these runs."
     return (
-        f"{first} {compare} shows both runs side by side. If these runs are no measure any more, "
-        "take them away: `rankscope baseline RUN --remove`."
+        f"{first} {compare} shows both runs side by side. If it is to be so from now on, "
+        f"`rankscope baseline {baselines.of}` makes this run a measure for later ones, and "
+        "`rankscope baseline RUN --remove` takes others away."
     )

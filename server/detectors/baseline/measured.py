@@ -1,4 +1,4 @@
-"""A loss of the run beside those of its baselines at a look: what the gate makes of them there."""
+"""A loss of the run beside those of its baselines at a step: what the gate makes of them there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from rankscope.server.comparison.courses import Course
 from rankscope.server.comparison.levels import at_the_end, evaluated
 from rankscope.server.comparison.measures import Measured, NotMeasured, Recorded, Sides
-from rankscope.server.detectors.baseline.curves import Curve, Look, courses
+from rankscope.server.detectors.baseline.curves import Curve, Interim, courses
 from rankscope.server.window import Baselines
 
 LOSS, EVALUATION = "loss", "eval/loss"
@@ -17,7 +17,7 @@ LOSS, EVALUATION = "loss", "eval/loss"
 
 def measured(
     metric: str,
-    look: Look,
+    interim: Interim,
     curve: Curve,
     baselines: Baselines,
     *,
@@ -25,7 +25,7 @@ def measured(
     confidence: float,
     spared: bool = False,
 ) -> Measured | None:
-    """A loss at a look; None where there is too little of either side, or it is no number.
+    """A loss up to a step; None where there is too little of either side, or it is no number.
 
     Args:
         metric: `loss` or `eval/loss`.
@@ -35,8 +35,8 @@ def measured(
         spared: without the highest of the values that the mean of the loss is of: one spike makes
             no difference.
     """
-    own = curve.course(look)
-    theirs = courses(baselines, metric, look)
+    own = curve.course(interim)
+    theirs = courses(baselines, metric, interim)
     begun = [course for course in theirs if len(course.steps)]
     if not len(own.steps) or not begun:
         return None
@@ -50,7 +50,12 @@ def measured(
 
     def found(own: Course) -> Measured:
         sides = Sides(
-            Recorded(baselines.of, {metric: own}), others, first, look.step, tolerance, confidence
+            Recorded(baselines.of, {metric: own}),
+            others,
+            first,
+            interim.step,
+            tolerance,
+            confidence,
         )
         return at_the_end(sides, metric) if metric == LOSS else evaluated(sides, metric)
 

@@ -11,7 +11,7 @@ import numpy as np
 from rankscope.server.comparison.bands import Band, band
 from rankscope.server.comparison.resources import MEMORY
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.baseline.curves import Curve, Look, Looks, courses, none_of
+from rankscope.server.detectors.baseline.curves import Curve, Interim, Interims, courses, none_of
 from rankscope.server.detectors.baseline.texts import compared_with, differences
 from rankscope.server.detectors.effects import EPISODE, Rule
 from rankscope.server.detectors.episode import Episode, Watch
@@ -68,14 +68,14 @@ class MetricPolicy(Policy):
 
 @dataclass(frozen=True, slots=True)
 class Unlike:
-    """What is known of a look at which a series is far from that of the baselines.
+    """What is known of a comparison in which a series is far from that of the baselines.
 
     Attributes:
         value, expected, bound: of the medians; the bound is the nearest that passes.
         runs: baselines that it was compared with.
     """
 
-    look: Look
+    interim: Interim
     value: float
     expected: float
     bound: float
@@ -87,7 +87,7 @@ class Track:
     """What is remembered of a series.
 
     Attributes:
-        since: first step of the medians, and step, of the first of the looks that found it one
+        since: first step of the medians, and step, of the first comparison that found it one
             after the other.
     """
 
@@ -99,10 +99,10 @@ class Track:
 
 @dataclass(slots=True)
 class MetricState:
-    """What is remembered; `last` is the step of the newest look."""
+    """What is remembered; `last` is the step of the newest comparison."""
 
     tracks: dict[str, Track] = field(default_factory=dict)
-    looks: Looks = field(default_factory=Looks)
+    interims: Interims = field(default_factory=Interims)
     last: int = -1
 
 
@@ -115,24 +115,24 @@ class BaselineMetric(Detector[MetricState]):
 
     Statistic:
         Of `grad_norm`, `update_ratio`, `step_seconds` and the memory of processes and devices (the
-        largest of the ranks) the median over the last fifth of the steps before a look, in buckets
-        of steps. Looks follow each other by a tenth of the steps so far. Reported where all looks
-        that follow each other, the last of which has no step in common with the first, find it
-        beyond the prediction limit of 99.9 % for one more run (Student's t on the logarithm), and
-        by a factor: of norms 3 in either direction, of the length of a step 1.5, of memory 1.25.
-        Of the length of steps the shortest in each bucket have to be longer, too: what else a
-        machine does makes most steps longer and hardly ever all. Times and memory are compared with
-        baselines on as many ranks and the same kind of device. Over where a look finds it within
-        half of the distance.
+        largest of the ranks) the median of the last fifth of the steps, in buckets of steps, in
+        interim comparisons, each after a ninth more steps. Reported where it is, in comparisons one
+        after the other, the last of which has no step in common with the first, beyond the
+        prediction limit of 99.9 % for one more run (Student's t on the logarithm), and by a factor:
+        of norms 3 in either direction, of the length of a step 1.5, of memory 1.25. Of the length
+        of steps the shortest in each bucket have to be longer, too: what else a machine does makes
+        most steps longer and hardly ever all. Times and memory are compared with baselines on as
+        many ranks and the same kind of device. Over with a comparison that finds it within half of
+        the distance.
 
     Severity:
-        Warning of times and memory, where no setting differs in which the baselines are alike or
-        from which all of them (three at least) are; else information, as of norms, which show
-        how a training differs and not that it is worse.
+        Warning of times and memory, where no setting differs, or where all baselines of the model
+        (three at least) agree on those that do; else information, as of norms, which show how a
+        training differs and not that it is worse.
 
     Evidence:
-        `metric`; `step`: of the last look; `value`, `expected`, `limit`; `times`: by how much it is
-        another one; `baselines`: their ids; `differing`: as of `baseline.loss`.
+        `metric`; `step`: of the last comparison; `value`, `expected`, `limit`; `times`: by how much
+        it is another one; `baselines`: their ids; `differing`: as of `baseline.loss`.
 
     Source:
         The band is that of `rankscope gate --against`; so are the factors of times, from 400 runs
@@ -163,7 +163,7 @@ class BaselineMetric(Detector[MetricState]):
         return (Reach(tuple(_NAMES), _LEAST, TO_THE_END),)
 
     def advance(self, window: Window, state: MetricState) -> Outcome:
-        """Takes the steps of all series, and compares where a look is due."""
+        """Takes the steps of all series, and compares where that is due."""
         kind = self.kinds[0]
         baselines = window.baselines
         check = none_of(baselines, self.policy.least)
@@ -177,10 +177,10 @@ class BaselineMetric(Detector[MetricState]):
         width = max(baselines.curves[names[0]])
         for name in names:
             self._take(name, width, window, state)
-        for look in state.looks.until(window.last_step, baselines.last, least_width=width):
-            state.last = look.step
+        for interim in state.interims.until(window.last_step, baselines.last, least_width=width):
+            state.last = interim.step
             for name in (n for n in names if n != _SHORTEST and n in state.tracks):
-                self._compare(name, look, baselines, state)
+                self._compare(name, interim, baselines, state)
         findings = [
             _finding(name, episode, baselines)
             for name, track in state.tracks.items()
@@ -198,9 +198,11 @@ class BaselineMetric(Detector[MetricState]):
         steps, values = _of_ranks(window, metric, state.tracks[name].curve.which)
         state.tracks[name].curve.push(steps, values, (width,))
 
-    def _compare(self, name: str, look: Look, baselines: Baselines, state: MetricState) -> None:
+    def _compare(
+        self, name: str, interim: Interim, baselines: Baselines, state: MetricState
+    ) -> None:
         track, policy = state.tracks[name], self.policy
-        found = self._beside(name, name, look, baselines, state)
+        found = self._beside(name, name, interim, baselines, state)
         if found is None:
             return
         track.judged += 1
@@ -208,25 +210,25 @@ class BaselineMetric(Detector[MetricState]):
         least = math.log(policy.factor(name))
         far = max(between.reach, least)
         distance = own - between.expected
-        shortest = self._beside(_SHORTEST, name, look, baselines, state)
+        shortest = self._beside(_SHORTEST, name, interim, baselines, state)
         if name == _SECONDS and shortest is not None:
             # The shorter of both: it is longer by that at least.
             distance = min(distance, shortest[0] - shortest[1].expected)
         if name not in _NORMS:
             distance = max(distance, 0.0)
         if abs(distance) > far:
-            begin = look.step - _late(look) * look.width + 1
+            begin = interim.step - _late(interim) * interim.width + 1
             if track.since is None:
-                track.since = begin, look.step
-            if begin > track.since[1] or track.watch.open(look.step) is not None:
+                track.since = begin, interim.step
+            if begin > track.since[1] or track.watch.open(interim.step) is not None:
                 first = track.since[0]
-                track.watch.bad(look.step, facts, first_step=first).facts = facts
-        elif abs(distance) <= far / 2 or track.watch.open(look.step) is None:
+                track.watch.bad(interim.step, facts, first_step=first).facts = facts
+        elif abs(distance) <= far / 2 or track.watch.open(interim.step) is None:
             track.since = None
-            track.watch.good(look.step)
+            track.watch.good(interim.step)
 
     def _beside(
-        self, name: str, of: str, look: Look, baselines: Baselines, state: MetricState
+        self, name: str, of: str, interim: Interim, baselines: Baselines, state: MetricState
     ) -> tuple[float, Band, Unlike] | None:
         """Level of the run, and the band of its baselines, on the logarithm; None: too little.
 
@@ -235,9 +237,9 @@ class BaselineMetric(Detector[MetricState]):
         """
         if name not in state.tracks or name not in baselines.curves:
             return None
-        late = _late(look)
-        own = _median(state.tracks[name].curve.course(look).values[-late:])
-        theirs = [_median(c.values[-late:]) for c in courses(baselines, name, look)]
+        late = _late(interim)
+        own = _median(state.tracks[name].curve.course(interim).values[-late:])
+        theirs = [_median(c.values[-late:]) for c in courses(baselines, name, interim)]
         machine = of not in _NORMS
         kept = [
             n
@@ -251,7 +253,7 @@ class BaselineMetric(Detector[MetricState]):
         sign = -1 if own < found.expected else 1
         far = max(found.reach, math.log(self.policy.factor(of)))
         facts = Unlike(
-            look,
+            interim,
             math.exp(own),
             math.exp(found.expected),
             math.exp(found.expected + sign * far),
@@ -273,9 +275,9 @@ class BaselineMetric(Detector[MetricState]):
         )
 
 
-def _late(look: Look) -> int:
+def _late(interim: Interim) -> int:
     """Buckets whose median is compared."""
-    return max(_LEAST, (look.step + 1) // look.width // 5)
+    return max(_LEAST, (interim.step + 1) // interim.width // 5)
 
 
 def _median(values: Float64) -> float:
@@ -315,19 +317,19 @@ def _finding(name: str, episode: Episode[Unlike], baselines: Baselines) -> Findi
         last_step=episode.last_step,
         first_step=episode.first_step,
         cause=sentences(
-            f"Up to step {facts.look.step} the {what} is {_value(name, facts.value)} (median of "
+            f"Up to step {facts.interim.step} the {what} is {_value(name, facts.value)} (median of "
             f"the last steps); that of {compared_with(facts.runs)} at the same steps is "
             f"{_value(name, facts.expected)}, and {_value(name, facts.bound)} would still pass.",
             differences(baselines),
         ),
         remedy=(
-            "Look at what has changed in the code, the data or the settings since these runs: "
+            "Interim at what has changed in the code, the data or the settings since these runs: "
             f"`rankscope compare {baselines.of} {baselines.runs[0]}`. Nothing, if that is meant."
         ),
         clear_after=episode.clear_after,
         evidence={
             "metric": name,
-            "step": facts.look.step,
+            "step": facts.interim.step,
             "value": facts.value,
             "expected": facts.expected,
             "limit": facts.bound,
