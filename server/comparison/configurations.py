@@ -101,6 +101,11 @@ def is_chosen(key: str) -> bool:
     return key.partition(".")[0] not in _CIRCUMSTANCES and "seed" not in last
 
 
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are the same setting."""
+    return _text(one) == _text(other)
+
+
 def _text(value: Any) -> str:
     # 1 and 1.0 are the same setting, True and 1 are not.
     plain = float(value) if isinstance(value, int) and not isinstance(value, bool) else value

@@ -110,7 +110,8 @@ class Learning:
 
     library: Library
     _rows: list[Any] | None = None
-    _others: Sequence[Any] = ()
+    # Settings of all baselines of the model, by key.
+    _settings: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     _found: list[tuple[Any, _Curves]] = field(default_factory=list)
 
     def advance(
@@ -138,14 +139,25 @@ class Learning:
             if not alike:
                 why = f"None of the project's {len(rows)} baselines is of this model."
                 return Baselines(of=run, why=why)
-            self._others = alike
-            self._rows = _nearest(own, alike)[:_MOST]
+            self._settings = {row.key: _settings(row) for row in alike}
+            self._rows = self._nearest(dict(configurations.flattened(own)), alike)[:_MOST]
         if self._rows:
             row = self._rows.pop(0)
             if (curves := self.library.of(connection, row)) is not None:
                 self._found.append((row, curves))
             return None
         return self._made(run, own)
+
+    def _nearest(self, own: Mapping[str, Any], rows: Sequence[Any]) -> list[Any]:
+        """Of the rows those with the fewest settings that were chosen otherwise, in their order."""
+        distances = []
+        for row in rows:
+            theirs = self._settings[row.key]
+            keys = filter(configurations.is_chosen, own.keys() | theirs.keys())
+            same = (configurations.same(own.get(key), theirs.get(key)) for key in keys)
+            distances.append(sum(not one for one in same))
+        least = min(distances)
+        return [row for row, d in zip(rows, distances, strict=True) if d == least]
 
     def _made(self, run: str, own: Mapping[str, Any]) -> Baselines:
         found = _long_enough(self._found)
@@ -156,8 +168,10 @@ class Learning:
         nearest = configurations.of_run(found[0][0].world_size, found[0][0].config)
         differing, _ = configurations.differences([nearest, own])
         chosen = [s.key for s in differing if configurations.is_chosen(s.key)]
-        theirs = [_settings(row) for row in self._others]
-        unlike = [key for key in chosen if _is_other(key, own, [row for row, _ in found])]
+        among = [self._settings[key] for key in keys]
+        mine = dict(configurations.flattened(own))
+        unlike = [key for key in chosen if _is_other(key, mine, among)]
+        theirs = list(self._settings.values())
         same = all(len({repr(one.get(key)) for one in theirs}) == 1 for key in unlike)
         machine = _machine(own)
         return Baselines(
@@ -182,11 +196,12 @@ def _settings(row: Any) -> dict[str, Any]:
     return dict(configurations.flattened(configurations.of_run(row.world_size, row.config)))
 
 
-def _is_other(key: str, own: Mapping[str, Any], rows: Sequence[Any]) -> bool:
+def _is_other(key: str, own: Mapping[str, Any], among: Sequence[Mapping[str, Any]]) -> bool:
     """Whether no baseline has a setting as the run has it, and it is no name that each run has."""
-    mine = repr(dict(configurations.flattened(own)).get(key))
-    theirs = {repr(_settings(row).get(key)) for row in rows}
-    return mine not in theirs and len(theirs) < max(2, len(rows))
+    values = [one.get(key) for one in among]
+    if any(configurations.same(own.get(key), value) for value in values):
+        return False
+    return len({repr(value) for value in values}) < max(2, len(values))
 
 
 def _model(run: str, config: Mapping[str, Any]) -> tuple[Any, str]:
@@ -199,16 +214,6 @@ def _machine(config: Mapping[str, Any]) -> tuple[Any, str, str]:
     """What has to be the same for times and memory to compare, as the gate has it."""
     device = str(config.get("device", "")).partition(":")[0]
     return config.get("world_size"), device, str(config.get("device_name") or "")
-
-
-def _nearest(own: Mapping[str, Any], rows: Sequence[Any]) -> list[Any]:
-    """Of the rows those with the fewest settings that were chosen otherwise, in their order."""
-    distances = []
-    for row in rows:
-        theirs = configurations.of_run(row.world_size, row.config)
-        differing, _ = configurations.differences([own, theirs])
-        distances.append(sum(configurations.is_chosen(setting.key) for setting in differing))
-    return [row for row, d in zip(rows, distances, strict=True) if d == min(distances)]
 
 
 def _long_enough(found: list[tuple[Any, _Curves]]) -> list[tuple[Any, _Curves]]:

@@ -290,7 +290,7 @@ class RunEvaluation:
 
     def _learn(self, connection: Connection, row: RunRow, until: float) -> bool:
         """Reads what the run is held against, a part of it each time; whether that is all."""
-        while self._memory.baselines is None and time.perf_counter() < until:
+        while self._memory.baselines is None:
             self._memory.baselines = self._learning.advance(
                 connection,
                 key=self._key,
@@ -299,6 +299,8 @@ class RunEvaluation:
                 world_size=row.world_size,
                 config=row.config,
             )
+            if time.perf_counter() > until:
+                break
         return self._memory.baselines is not None
 
     def _count_work(self) -> None:
