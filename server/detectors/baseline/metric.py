@@ -37,6 +37,9 @@ _NAMES: Mapping[str, str] = {
 _ASSUMED = {**dict.fromkeys(_NORMS, 0.2), _SECONDS: 0.1, **dict.fromkeys(MEMORY, 0.02)}
 # Buckets whose median is compared: so that single ones do not matter.
 _LEAST = 8
+# Of the shortest step of each bucket the quantile that is compared: of a short run, in which each
+# step is a bucket, most are long where the machine has other things to do.
+_FAST = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +123,10 @@ class BaselineMetric(Detector[MetricState]):
         after the other, the last of which has no step in common with the first, beyond the
         prediction limit of 99.9 % for one more run (Student's t on the logarithm), and by a factor:
         of norms 3 in either direction, of the length of a step 1.5, of memory 1.25. Of the length
-        of steps the shortest in each bucket have to be longer, too: what else a machine does makes
-        most steps longer and hardly ever all. Times and memory are compared with baselines on as
-        many ranks and the same kind of device. Over with a comparison that finds it within half of
-        the distance.
+        of steps the shortest ones (of each bucket, and of these the shortest tenth) have to be
+        longer, too: what else a machine does makes most steps longer and hardly ever all. Times and
+        memory are compared with baselines on as many ranks and the same kind of device. Over with a
+        comparison that finds it within half of the distance.
 
     Severity:
         Warning of times and memory, where no setting differs, or where all baselines of the model
@@ -238,8 +241,9 @@ class BaselineMetric(Detector[MetricState]):
         if name not in state.tracks or name not in baselines.curves:
             return None
         late = _late(interim)
-        own = _median(state.tracks[name].curve.course(interim).values[-late:])
-        theirs = [_median(c.values[-late:]) for c in courses(baselines, name, interim)]
+        share = _FAST if name == _SHORTEST else 0.5
+        own = _level(state.tracks[name].curve.course(interim).values[-late:], share)
+        theirs = [_level(c.values[-late:], share) for c in courses(baselines, name, interim)]
         machine = of not in _NORMS
         kept = [
             n
@@ -280,12 +284,12 @@ def _late(interim: Interim) -> int:
     return max(_LEAST, (interim.step + 1) // interim.width // 5)
 
 
-def _median(values: Float64) -> float:
-    """Logarithm of the median; NaN where too few are there, or it is not positive."""
+def _level(values: Float64, share: float) -> float:
+    """Logarithm of a quantile; NaN where too few are there, or it is not positive."""
     if len(values) < _LEAST:
         return math.nan
-    median = float(np.median(values))
-    return math.log(median) if median > 0 else math.nan
+    level = float(np.quantile(values, share))
+    return math.log(level) if level > 0 else math.nan
 
 
 def _of_ranks(window: Window, metric: str, which: str) -> tuple[Int64, Float64]:

@@ -66,12 +66,14 @@ class Project:
                 store_batch(connection, sent, received_at=self.time)
         self.time += 1.0
 
-    def train(self, run, seed, *, worse=0.0, config=CONFIG, steps=STEPS, part=50, marked=True):
+    def train(
+        self, run, seed, *, worse=0.0, slower=1.0, config=CONFIG, steps=STEPS, part=50, marked=True
+    ):
         """A whole run; after each part of it, the kinds of alerts that are open, at which step."""
         drawn = np.random.default_rng(seed)
         level = (0.5 + 2 * np.exp(-np.arange(steps) / 60)) * np.exp(0.005 * drawn.standard_normal())
         noise = np.exp(0.05 * drawn.standard_normal((RANKS, steps)))
-        seconds = 0.1 * (1 + 0.02 * drawn.random((RANKS, steps)))
+        seconds = slower * 0.1 * (1 + 0.02 * drawn.random((RANKS, steps)))
         values = {"loss": (1 + worse) * level * noise, "step_seconds": seconds}
         seen = {}
         for begin in range(0, steps, part):
@@ -133,6 +135,16 @@ def test_a_run_is_held_against_earlier_ones_while_it_goes_on(five):
     assert set(alert.evidence["baselines"]) == {f"main-{n}" for n in range(5)}
     assert "git_commit bbbb (there aaaa)" in alert.cause
     assert five.found("worse").checks["baseline.loss"].status == "open"
+
+
+def test_steps_that_take_longer_on_the_same_machine_are_found(five):
+    assert kinds(five.train("slower", 52, slower=2.0, marked=False)) == {"baseline.metric"}
+    (alert,) = five.found("slower").alerts
+    assert (alert.severity, alert.evidence["metric"]) == ("warning", "step_seconds")
+    assert 1.9 < alert.evidence["times"] < 2.1
+    # Of another machine nothing is said.
+    other = {**CONFIG, "device": "cuda:0", "device_name": "H100"}
+    assert kinds(five.train("elsewhere", 53, slower=2.0, config=other)) == set()
 
 
 def test_the_alert_is_the_same_when_the_server_ends_in_between(five):
