@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +80,7 @@ def flattened(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield key, value
 
 
-def differences(configs: list[Mapping[str, Any]]) -> tuple[list[Setting], int]:
+def differences(configs: Sequence[Mapping[str, Any]]) -> tuple[list[Setting], int]:
     """Keys whose values are not the same in all runs, the most relevant first; how many are."""
     flat = [dict(flattened(config)) for config in configs]
     keys = {key for one in flat for key in one}
