@@ -139,18 +139,14 @@ def courses(baselines: Baselines, name: str, interim: Interim) -> list[Course]:
     return found
 
 
-def none_of(baselines: Baselines | None, least: int) -> Check | None:
-    """What is answered where there is nothing to compare with; None where there is."""
+def usable(baselines: Baselines | None, least: int) -> Baselines | Check:
+    """What a run can be held against; or what is answered where there is nothing, or too little."""
     if baselines is None or not baselines.runs:
         why = baselines.why if baselines is not None else ""
-        return Check.missing(f"Not checked: {_small(why) or 'the project has no baselines.'}")
+        return Check.missing(why or "The project has no baselines.")
     if len(baselines.runs) < least:
         return Check.missing(
-            f"Not checked: {len(baselines.runs)} of {least} baselines needed; of fewer nothing "
-            "says how far apart runs of other seeds lie."
+            f"{len(baselines.runs)} of {least} baselines needed: of fewer nothing says how far "
+            "apart runs of other seeds lie."
         )
-    return None
-
-
-def _small(text: str) -> str:
-    return text[:1].lower() + text[1:]
+    return baselines

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from rankscope.server.comparison.measures import Measured
 from rankscope.server.detectors.base import TO_THE_END, Detector, Outcome, Reach
-from rankscope.server.detectors.baseline.curves import Curve, Interim, Interims, none_of
+from rankscope.server.detectors.baseline.curves import Curve, Interim, Interims, usable
 from rankscope.server.detectors.baseline.loss_findings import DATA, GIVEN, Worse, finding, others
 from rankscope.server.detectors.baseline.measured import EVALUATION, LOSS, measured
 from rankscope.server.detectors.baseline.texts import compared_with
@@ -130,10 +130,9 @@ class BaselineLoss(Detector[LossState]):
     def advance(self, window: Window, state: LossState) -> Outcome:
         """Takes the steps, and compares where that is due."""
         kind = self.kinds[0]
-        baselines = window.baselines
-        check = none_of(baselines, self.policy.least)
-        if baselines is None or check is not None:
-            return Outcome({kind: check or Check.missing("The project has no baselines.")})
+        baselines = usable(window.baselines, self.policy.least)
+        if isinstance(baselines, Check):
+            return Outcome({kind: baselines})
         for name, kept in baselines.curves.items():
             if name in self.wants:
                 curve = state.curves.setdefault(name, Curve())

@@ -11,7 +11,7 @@ import numpy as np
 from rankscope.server.comparison.bands import Band, band
 from rankscope.server.comparison.resources import MEMORY
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.baseline.curves import Curve, Interim, Interims, courses, none_of
+from rankscope.server.detectors.baseline.curves import Curve, Interim, Interims, courses, usable
 from rankscope.server.detectors.baseline.texts import compared_with, differences
 from rankscope.server.detectors.effects import EPISODE, Rule
 from rankscope.server.detectors.episode import Episode, Watch
@@ -168,10 +168,9 @@ class BaselineMetric(Detector[MetricState]):
     def advance(self, window: Window, state: MetricState) -> Outcome:
         """Takes the steps of all series, and compares where that is due."""
         kind = self.kinds[0]
-        baselines = window.baselines
-        check = none_of(baselines, self.policy.least)
-        if baselines is None or check is not None:
-            return Outcome({kind: check or Check.missing("The project has no baselines.")})
+        baselines = usable(window.baselines, self.policy.least)
+        if isinstance(baselines, Check):
+            return Outcome({kind: baselines})
         names = [n for n in (*_NAMES, _SHORTEST) if n in baselines.curves]
         if not names:
             return Outcome(

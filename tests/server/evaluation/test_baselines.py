@@ -171,13 +171,13 @@ def test_the_alert_is_the_same_when_the_server_ends_in_between(five):
 
 def test_other_models_other_projects_and_later_runs_are_no_measure(project):
     assert kinds(project.train("first", 0, worse=5.0)) == set()
-    assert "the project has no baselines" in project.found("first").checks["baseline.loss"].why
+    assert project.found("first").checks["baseline.loss"].why == "The project has no baselines."
     for seed in range(1, 4):
         project.train(f"main-{seed}", seed, part=STEPS)
     seen = project.train("large", 9, worse=0.5, config={**CONFIG, "parameters": 2000})
     assert kinds(seen) == set()
     why = project.found("large").checks["baseline.loss"].why
-    assert why == "Not checked: none of the project's 4 baselines is of this model."
+    assert why == "None of the project's 4 baselines is of this model."
 
 
 def test_those_with_the_nearest_settings_are_the_measure(five):

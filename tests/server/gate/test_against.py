@@ -146,7 +146,7 @@ def test_the_server_itself_says_so_while_a_run_goes_on(server):
     assert found("good") == {}
     for check in checks("good").values():
         assert (check["state"], "baselines" in check["why"]) == ("passed", True)
-    assert "the project has no baselines" in checks("one")["baseline.loss"]["why"]
+    assert "The project has no baselines" in checks("one")["baseline.loss"]["why"]
     worse = found("worse")["baseline.loss"]
     assert (worse["severity"], worse["state"], worse["ranks"]) == ("warning", "open", [])
     assert worse["first_step"] < LAST / 2
