@@ -204,7 +204,9 @@ class BaselineLoss(Detector[LossState]):
                 state.since.pop(metric, None)
             return False
         begin = (last.steps or (interim.step, 0))[0]
-        first = state.since.setdefault(metric, (begin, interim.step))
+        # Where the first comparison finds it, nothing shows that it was ever otherwise.
+        onset = begin if state.judged else state.curves[metric].first
+        first = state.since.setdefault(metric, (onset, interim.step))
         return interim.final or is_open or begin > first[1]
 
     def _check(self, baselines: Baselines, state: LossState) -> Check:

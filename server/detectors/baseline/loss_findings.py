@@ -142,9 +142,9 @@ def _sentence(found: Measured) -> str:
 def _remedy(baselines: Baselines, *, meant: bool) -> str:
     compare = f"`rankscope compare {baselines.of} {baselines.runs[0]}`"
     if meant:
-        first = "Interim whether the settings that differ are meant."
+        first = "Look whether the settings that differ are meant."
     else:
-        first = "Interim at what has changed in the data and the code since these runs."
+        first = "Look at what has changed in the data and the code since these runs."
     return (
         f"{first} {compare} shows both runs side by side. If it is to be so from now on, "
         f"`rankscope baseline {baselines.of}` makes this run a measure for later ones, and "

@@ -220,6 +220,9 @@ class BaselineMetric(Detector[MetricState]):
             distance = max(distance, 0.0)
         if abs(distance) > far:
             begin = interim.step - _late(interim) * interim.width + 1
+            if track.judged == 1:
+                # Nothing shows that it was ever otherwise.
+                begin = track.curve.first
             if track.since is None:
                 track.since = begin, interim.step
             if begin > track.since[1] or track.watch.open(interim.step) is not None:
@@ -310,12 +313,14 @@ def _finding(name: str, episode: Episode[Unlike], baselines: Baselines) -> Findi
     times = facts.value / facts.expected
     what = _NAMES[name]
     recipe = not baselines.unlike or baselines.established
-    by = f"{number(times)} times" if times >= 1 else f"a {number(1 / times)}th of"
     return Finding(
         kind="baseline.metric",
         key=name,
         severity="warning" if recipe and name not in _NORMS else "info",
-        title=f"From about step {episode.first_step} on the {what} is {by} that of earlier runs",
+        title=(
+            f"From about step {episode.first_step} on the {what} is {number(times)} times that of "
+            "earlier runs"
+        ),
         seen_step=episode.seen_step,
         last_step=episode.last_step,
         first_step=episode.first_step,
@@ -326,7 +331,7 @@ def _finding(name: str, episode: Episode[Unlike], baselines: Baselines) -> Findi
             differences(baselines),
         ),
         remedy=(
-            "Interim at what has changed in the code, the data or the settings since these runs: "
+            "Look at what has changed in the code, the data or the settings since these runs: "
             f"`rankscope compare {baselines.of} {baselines.runs[0]}`. Nothing, if that is meant."
         ),
         clear_after=episode.clear_after,
