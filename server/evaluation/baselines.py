@@ -265,7 +265,7 @@ def _read(connection: Connection, row: Any) -> _Curves | None:
     curves: dict[str, Mapping[int, Curve]] = {LOSS: loss}
     top = width_at(last)
     for name, which in OTHERS.items():
-        if found := read(name.partition("/")[0], top):
+        if found := read(name.removesuffix("/shortest"), top):
             curves[name] = {top: _curve(found, top, which)}
     return _Curves(first, last, curves)
 

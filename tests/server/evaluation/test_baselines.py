@@ -18,6 +18,8 @@ from rankscope.server.storage.maintenance.compaction import compact
 from rankscope.server.window.baselines import widths
 
 STEPS, RANKS = 600, 2
+# Steps from one evaluation to the next.
+EVERY = 40
 CONFIG = {
     "parameters": 1000,
     "model": "Net",
@@ -46,6 +48,8 @@ class Project:
 
     def post(self, run, begin, end, values, *, config, state="running"):
         steps = np.arange(begin, end)
+        # What was evaluated is posted where it was.
+        at = {n: steps[steps % EVERY == EVERY - 1] if n == "eval/loss" else steps for n in values}
         for rank in range(RANKS):
             sent = wire.Batch(
                 run=run,
@@ -58,7 +62,7 @@ class Project:
                 through_step=end - 1,
                 state=state,
                 columns={
-                    name: wire.Column(steps, series[rank, begin:end])
+                    name: wire.Column(at[name], series[rank, at[name]])
                     for name, series in values.items()
                 },
             )
@@ -67,7 +71,17 @@ class Project:
         self.time += 1.0
 
     def train(
-        self, run, seed, *, worse=0.0, slower=1.0, config=CONFIG, steps=STEPS, part=50, marked=True
+        self,
+        run,
+        seed,
+        *,
+        worse=0.0,
+        held_out=None,
+        slower=1.0,
+        config=CONFIG,
+        steps=STEPS,
+        part=50,
+        marked=True,
     ):
         """A whole run; after each part of it, the kinds of alerts that are open, at which step."""
         drawn = np.random.default_rng(seed)
@@ -75,6 +89,9 @@ class Project:
         noise = np.exp(0.05 * drawn.standard_normal((RANKS, steps)))
         seconds = slower * 0.1 * (1 + 0.02 * drawn.random((RANKS, steps)))
         values = {"loss": (1 + worse) * level * noise, "step_seconds": seconds}
+        values["eval/loss"] = np.tile(
+            (1 + (worse if held_out is None else held_out)) * level, (2, 1)
+        )
         seen = {}
         for begin in range(0, steps, part):
             end = min(begin + part, steps)
@@ -135,6 +152,15 @@ def test_a_run_is_held_against_earlier_ones_while_it_goes_on(five):
     assert set(alert.evidence["baselines"]) == {f"main-{n}" for n in range(5)}
     assert "git_commit bbbb (there aaaa)" in alert.cause
     assert five.found("worse").checks["baseline.loss"].status == "open"
+
+
+def test_evaluations_that_are_worse_are_found(five):
+    seen = five.train("memorises", 54, held_out=0.2, marked=False)
+    assert kinds(seen) == {"baseline.loss"}
+    (alert,) = (a for a in five.found("memorises").alerts if a.kind == "baseline.loss")
+    assert alert.evidence["metric"] == "eval/loss"
+    assert "the loss of evaluations is worse" in alert.title
+    assert alert.evidence["step"] == STEPS - 1
 
 
 def test_steps_that_take_longer_on_the_same_machine_are_found(five):
