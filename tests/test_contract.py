@@ -138,6 +138,8 @@ def test_kinds():
         "mode.settings",
         "throughput.dropped",
         "checkpoint.mismatch",
+        "baseline.loss",
+        "baseline.metric",
     )
     assert {*KINDS, *since} <= set(registry.KINDS)
 

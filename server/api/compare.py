@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -47,7 +47,7 @@ def compare(engine: Database, runs: Runs) -> shapes.Compared:
     with reading(engine) as connection:
         rows = [known_run(connection, run) for run in runs]
         about = summaries(connection, rows)
-        configs = [_settings(row) for row in rows]
+        configs = [configurations.of_run(row.world_size, row.config) for row in rows]
         differing, equal = configurations.differences(configs)
         seeds = [configurations.seeds(config) for config in configs]
         same_seed = _same_seed(seeds)
@@ -68,12 +68,6 @@ def compare(engine: Database, runs: Runs) -> shapes.Compared:
             bits=bit_comparison(about, found, same_seed=same_seed, seeds=seeds),
             **_verdicts(verdicts, runs),
         )
-
-
-def _settings(row: Any) -> Mapping[str, Any]:
-    """What a run was set to: the number of its ranks, too, and not what it is filed under."""
-    said = {name: value for name, value in row.config.items() if name != "tags"}
-    return {"world_size": row.world_size} | said
 
 
 def _same_seed(seeds: Sequence[dict[str, Any]]) -> bool | None:

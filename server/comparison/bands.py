@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -28,7 +29,8 @@ class Band:
     Attributes:
         expected: mean of the runs.
         spread: standard deviation between runs, what is assumed of it included.
-        reach: how far above `expected` one more run lies in one of a hundred cases.
+        reach: how far above `expected` one more run lies in one of a hundred cases, or as rarely as
+            was asked for.
         runs: number of runs.
     """
 
@@ -44,7 +46,12 @@ class Band:
 
 
 def band(
-    levels: Float64, *, assumed: float, noisier: float = 0.0, degrees: int = ASSUMED_DEGREES
+    levels: Float64,
+    *,
+    assumed: float,
+    noisier: float = 0.0,
+    degrees: int = ASSUMED_DEGREES,
+    confidence: float = CONFIDENCE,
 ) -> Band:
     """The prediction limit for one more run beside those given, float64 [N], N >= 1.
 
@@ -55,6 +62,7 @@ def band(
         assumed: standard deviation between runs before any was seen.
         noisier: standard error that the new run has in excess of theirs.
         degrees: of freedom of what is assumed.
+        confidence: share of runs of the same training that lie below the limit.
     """
     n = len(levels)
     expected = float(levels.mean())
@@ -62,9 +70,10 @@ def band(
     squares = float(((levels - expected) ** 2).sum())
     variance = (degrees * assumed**2 + squares) / of_both
     error = math.sqrt(variance * (1 + 1 / n) + noisier**2)
-    return Band(expected, math.sqrt(variance), t_quantile(CONFIDENCE, of_both) * error, n)
+    return Band(expected, math.sqrt(variance), t_quantile(confidence, of_both) * error, n)
 
 
+@cache
 def t_quantile(probability: float, degrees: int) -> float:
     """The quantile of Student's t, for a probability of at least one half.
 

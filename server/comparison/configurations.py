@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,12 +43,29 @@ _RELEVANCE = (
 MISSING = None
 
 
+# What an agent says of where, by which code and with what a training runs, or of the model that is
+# compared anyway: all else was chosen for the training, by the user's own names too.
+_CIRCUMSTANCES = frozenset(
+    {
+        *("git_commit", "torch", "python", "numpy", "cuda", "device", "device_name", "threads"),
+        *("memory_limits", "determinism", "environments", "optimizer_steps", "optimizer_tensors"),
+        *("parameters", "parameters_digest", "parameter_tensors", "buffers_digest"),
+        *("buffer_tensors", "training_mode", "sharded_over", "first_run", "host", "tags"),
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """A key whose values differ; a value is None where the run has no such key."""
 
     key: str
     values: tuple[Any, ...]
+
+
+def of_run(world_size: int, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run was set to: the number of its ranks, too, and not what it is filed under."""
+    return {"world_size": world_size} | {k: v for k, v in config.items() if k != "tags"}
 
 
 def flattened(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -63,7 +80,7 @@ def flattened(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield key, value
 
 
-def differences(configs: list[Mapping[str, Any]]) -> tuple[list[Setting], int]:
+def differences(configs: Sequence[Mapping[str, Any]]) -> tuple[list[Setting], int]:
     """Keys whose values are not the same in all runs, the most relevant first; how many are."""
     flat = [dict(flattened(config)) for config in configs]
     keys = {key for one in flat for key in one}
@@ -76,6 +93,17 @@ def differences(configs: list[Mapping[str, Any]]) -> tuple[list[Setting], int]:
 def seeds(config: Mapping[str, Any]) -> dict[str, Any]:
     """What a configuration calls a seed, by key."""
     return {k: v for k, v in flattened(config) if "seed" in k.rpartition(".")[2].lower()}
+
+
+def is_chosen(key: str) -> bool:
+    """Whether a flattened key says how a training is meant, and not where it runs or by chance."""
+    last = key.rpartition(".")[2].lower()
+    return key.partition(".")[0] not in _CIRCUMSTANCES and "seed" not in last
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are the same setting."""
+    return _text(one) == _text(other)
 
 
 def _text(value: Any) -> str:

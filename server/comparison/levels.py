@@ -105,6 +105,7 @@ def evaluated(sides: Sides, metric: str) -> Measured:
             scale.to(means[1:]),
             assumed=_assumed(sides, scale, np.array(slopes), means[1:]),
             degrees=_DEGREES,
+            confidence=sides.confidence,
         ),
         tolerance=sides.tolerance,
         steps=(int(steps[0]), int(steps[-1])),
@@ -166,6 +167,7 @@ class _End:
             assumed=math.hypot(assumed, math.sqrt(of_baseline)),
             noisier=math.sqrt(max(0.0, float(noise[0]) - of_baseline)),
             degrees=_DEGREES,
+            confidence=sides.confidence,
         )
         return cls(begin, scale, levels, found)
 

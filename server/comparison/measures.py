@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rankscope.server.comparison.bands import Band
+from rankscope.server.comparison.bands import CONFIDENCE, Band
 from rankscope.server.comparison.courses import Course
 from rankscope.server.window import Float64
 
@@ -73,13 +73,19 @@ class NotMeasured(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """A run and its baseline, cut to the steps `first` to `last`, which all of them have."""
+    """A run and its baseline, cut to the steps `first` to `last`, which all of them have.
+
+    Attributes:
+        tolerance: share by which a value may be worse.
+        confidence: of the band: share of runs of the same training that pass.
+    """
 
     run: Recorded
     baseline: tuple[Recorded, ...]
     first: int
     last: int
     tolerance: float
+    confidence: float = CONFIDENCE
 
     @property
     def span(self) -> int:

@@ -46,6 +46,7 @@ def _losses_of(*players: str) -> frozenset[str]:
 _GAME = "each player's loss rises where the other one learns"
 _VALUE = "its value is no measure of what was learned"
 _SURROGATE = {
+    "baseline.loss": _VALUE,
     "loss.diverging": _VALUE,
     "loss.plateau": _VALUE,
     "loss.oscillating": _VALUE,
@@ -68,6 +69,7 @@ PROFILES: Mapping[str, Profile] = {
     "adversarial": Profile(
         what="the losses of players against each other",
         without={
+            "baseline.loss": _GAME,
             "loss.diverging": _GAME,
             "loss.plateau": "at the equilibrium of a game no loss falls",
             "accuracy.stalled": "a discriminator that is right half of the time is what is wanted",

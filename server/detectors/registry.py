@@ -87,6 +87,8 @@ REGISTRY: Mapping[str, str] = {
     "collective.slow": "rank.straggler:RankStraggler",
     "throughput.dropped": "throughput.dropped:ThroughputDropped",
     "memory.growing": "memory.growing:MemoryGrowing",
+    "baseline.loss": "baseline.loss:BaselineLoss",
+    "baseline.metric": "baseline.metric:BaselineMetric",
     "metric.anomaly": "metric.anomaly:MetricAnomaly",
 }
 

@@ -17,6 +17,7 @@ from rankscope.server.detectors.runner import Evaluation
 from rankscope.server.detectors.settings import Effective
 from rankscope.server.evaluation import dense_sampling, end_of_run, snapshot
 from rankscope.server.evaluation.align import WATCHED_LAYERS, Aligner
+from rankscope.server.evaluation.baselines import Learning, Library
 from rankscope.server.evaluation.detector_settings import Given, for_project
 from rankscope.server.evaluation.frontier import MAX_LAG
 from rankscope.server.storage.database.engine import reading, writing
@@ -31,7 +32,7 @@ from rankscope.server.storage.judgement import (
 from rankscope.server.storage.judgement.evaluation import RunRow
 from rankscope.server.storage.judgement.leases import Lease
 from rankscope.server.storage.judgement.liveness import LivenessReader, liveness_since
-from rankscope.server.window import Alert, Check, NewData, Window
+from rankscope.server.window import Alert, Baselines, Check, NewData, Window
 
 _logger = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ _SNAPSHOT_SHARE = 50.0
 # Batches of the first part of what there is to catch up with, and of any; and what a part is to
 # take, in seconds.
 _FIRST_BATCHES, _MOST_BATCHES, _PART_S = 64, 2000, 0.25
+# How long baselines are read before it is the turn of another run, in seconds.
+_READING_S = 0.1
 
 
 class Renumbered(Exception):
@@ -64,6 +67,7 @@ class _Memory:
         sampled_densely: alerts for which dense sampling was requested: once each, so as not to slow
             a job down for as long as its ranks differ. A replay asks again, which costs a few
             steps.
+        baselines: what the run is held against; None before they have been read.
     """
 
     detectors: Evaluation
@@ -74,6 +78,7 @@ class _Memory:
     attempts: dict[tuple[int, str], int]
     sampled_densely: set[str]
     start: tuple[int, int] = (0, 0)
+    baselines: Baselines | None = None
 
 
 @dataclass(slots=True)
@@ -133,6 +138,7 @@ class RunEvaluation:
         stopping: ends a long replay between two pages.
         resume: whether to look for a snapshot.
         given: settings of the detectors that the server was given.
+        library: curves of earlier runs that have been read.
     """
 
     def __init__(
@@ -146,8 +152,10 @@ class RunEvaluation:
         stopping: threading.Event | None = None,
         resume: bool = True,
         given: Given | None = None,
+        library: Library | None = None,
     ) -> None:
         self._given = given or Given()
+        self._learning = Learning(library or Library())
         self._project = row.project
         self._engine = engine
         self._key = row.key
@@ -197,6 +205,8 @@ class RunEvaluation:
             with reading(self._engine) as connection:
                 if self._stored is None:
                     self._begin(connection)
+                if not self._learn(connection, row, began + _READING_S):
+                    return True
                 data = evaluation.load_new(
                     connection,
                     run=self._key,
@@ -278,6 +288,21 @@ class RunEvaluation:
         self._evaluated_before = evaluation.evaluated_step(connection, run=self._key)
         self._stale = not resumed and (number > 0 or bool(self._past) or not self._resume)
 
+    def _learn(self, connection: Connection, row: RunRow, until: float) -> bool:
+        """Reads what the run is held against, a part of it each time; whether that is all."""
+        while self._memory.baselines is None:
+            self._memory.baselines = self._learning.advance(
+                connection,
+                key=self._key,
+                run=self.id,
+                project=self._project,
+                world_size=row.world_size,
+                config=row.config,
+            )
+            if time.perf_counter() > until:
+                break
+        return self._memory.baselines is not None
+
     def _count_work(self) -> None:
         now = time.perf_counter()
         self._work += now - self._since
@@ -328,7 +353,8 @@ class RunEvaluation:
     ) -> None:
         """Gives the detectors what has become complete, and keeps what they find as alerts."""
         memory, checks = self._memory, self._memory.checks
-        for window in memory.aligner.windows(now):
+        for aligned in memory.aligner.windows(now):
+            window = replace(aligned, baselines=memory.baselines)
             changes.compared.append(window)
             findings, checks = memory.detectors.advance(window)
             folded = lifecycle.fold(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from rankscope.server.evaluation.baselines import Library
 from rankscope.server.evaluation.budget import Budget, Overdue
 from rankscope.server.evaluation.detector_settings import Given
 from rankscope.server.evaluation.leases import Leases
@@ -82,6 +83,7 @@ class Worker:
         health = health or Health()
         self._health = health
         self._leases = Leases(engine, health)
+        self._library = Library()
         self._runs: OrderedDict[int, RunEvaluation] = OrderedDict()
         self._failures = Failures("evaluation", health, clock=now)
         self._budget = Budget(budget)
@@ -268,6 +270,7 @@ class Worker:
                 stopping=self._stopping,
                 resume=resume,
                 given=self._given,
+                library=self._library,
             )
             if lease.number > 1 and self._taken_at.get(row.key) is None:
                 self._taken_at[row.key] = now

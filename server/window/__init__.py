@@ -34,12 +34,14 @@ from rankscope.server.window.arrived import (
     NewData,
     joined_fingerprint,
 )
+from rankscope.server.window.baselines import Baselines, SettingBeside
 from rankscope.server.window.products import GradientProducts
 
 __all__ = [
     "Alert",
     "Applied",
     "Average",
+    "Baselines",
     "BatchesRead",
     "Bool",
     "Check",
@@ -61,6 +63,7 @@ __all__ = [
     "RankLiveness",
     "Reduction",
     "Series",
+    "SettingBeside",
     "Status",
     "TensorDifference",
     "Window",

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.agent import wire
+from rankscope.server.window.baselines import Baselines
 from rankscope.server.window.products import GradientProducts
 
 Float64 = npt.NDArray[np.float64]
@@ -392,6 +393,8 @@ class Window:
         averages: of parameters that all ranks wrote before these steps, in their order.
         rank_local: ranks that train copies of their own of some tensors, which are compared with
             nothing; digests of their whole models are their own.
+        baselines: earlier runs of the project that this one is held against, the same in all
+            windows of a run; None where nobody looked for any.
         derived: what was computed of it, by what it is: dozens of detectors ask for the same means.
     """
 
@@ -417,6 +420,7 @@ class Window:
     gradient_products: tuple[GradientProducts, ...] = ()
     averages: tuple[Average, ...] = ()
     rank_local: frozenset[int] = frozenset()
+    baselines: Baselines | None = None
     derived: dict[tuple[str, str], tuple[npt.NDArray[Any], ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

@@ -6,9 +6,10 @@ away, which stay away.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, case, select, update
 
 from rankscope.server.storage import schema
 
@@ -49,6 +50,22 @@ def trim(connection: Connection, *, project: str) -> None:
     keys = list(connection.scalars(newest.offset(MOST_PASSED)))
     for key in sorted(keys):
         connection.execute(update(r).where(r.c.key == key).values(baseline=None))
+
+
+def before(connection: Connection, *, run: int, project: str) -> Sequence[Any]:
+    """Rows of the baselines that began before a run: those marked by hand, then the newest.
+
+    What began later is none for it: evaluated again, the run is held against the same ones.
+    """
+    r = schema.run
+    marked = case((r.c.baseline == "marked", 0), else_=1)
+    query = (
+        select(r.c.key, r.c.id, r.c.world_size, r.c.config, r.c.arrivals, r.c.last_step)
+        .where(r.c.project == project, r.c.baseline.in_(TAKEN))
+        .where(r.c.key < run, r.c.state != "running")
+        .order_by(marked, r.c.started_at.desc(), r.c.key.desc())
+    )
+    return connection.execute(query.limit(MOST_PASSED)).all()
 
 
 def say(connection: Connection, *, run: int, baseline: Baseline) -> None:

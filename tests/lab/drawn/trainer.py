@@ -109,7 +109,8 @@ class Trainer:
                 self.optimizer,
                 server=order.server,
                 run=order.run,
-                project="drawn",
+                # Its own: what it is judged by is no other run of the lab that passed before.
+                project=order.run,
                 **options,
             )
             if order.full:

@@ -92,7 +92,8 @@ class ParameterServer(Training):
         self.monitor = agent.start(
             server=setting.server,
             run=setting.run,
-            project="faultlab",
+            # Its own: what it is judged by is no other run of the lab that passed before.
+            project=setting.run,
             parameters=self.weights(),
             **options,
         )

@@ -135,7 +135,8 @@ class Training(Case):
             **{
                 "server": setting.server,
                 "run": setting.run,
-                "project": "faultlab",
+                # Its own: what it is judged by is no other run of the lab that passed before.
+                "project": setting.run,
                 **({"overhead": 1.0} if setting.full else {}),
                 **options,
             },

@@ -41,6 +41,14 @@ SCALED = ("one-scale", "skipped-overflow")
 LOGGED = ["shift", "both", "single", "recurring", "level", "spikes", "silent", "back", "smoothed"]
 LATE += [f"logged {fault}" for fault in LOGGED]
 
+# Earlier runs of the project.
+BESIDE = {
+    "as they are": {},
+    "worse": {"worse": 0.1, "metric": "grad_norm", "factor": 10.0},
+    "slower": {"worse": 0.5, "since": 100, "until": 300, "metric": "step_seconds", "factor": 2},
+}
+LATE += [f"beside {name}" for name in BESIDE]
+
 slow = settings(
     max_examples=25,
     deadline=None,
@@ -65,6 +73,8 @@ def scenario(name):
     if name.startswith("memory "):
         rank = int(name.removeprefix("memory "))
         return GENERATORS["memory"](0, rank=rank, limit=1.2e10, epoch=200, hosts=2)
+    if name.startswith("beside "):
+        return GENERATORS["beside"](0, **BESIDE[name.removeprefix("beside ")])
     if name.startswith("norms "):
         return GENERATORS["norms"](0, **NORMS[name.removeprefix("norms ")])
     if name.startswith("chain "):

@@ -23,6 +23,7 @@ from rankscope.server.storage.database import migrate
 from rankscope.server.storage.database.engine import open_engine, reading, writing
 from rankscope.server.storage.ingest.batches import store_batch
 from tests.support.judging import judge
+from tests.support.runs.beside import beside
 from tests.support.runs.chain import chain
 from tests.support.runs.fixture_run import SyntheticRun
 from tests.support.runs.replicas import apart
@@ -33,12 +34,15 @@ DIVERGENT = ["none", "start", "bitflip", "skipped", "rate", "drift", "step-skipp
 CHAIN = ["none", "sum", "swapped", "accumulating", "one-clips", "pair-duplicated", "same-order"]
 CHAIN += ["restart-replays", "overlap", "frozen", "skips", "nonfinite", "other-commit"]
 CHAIN += ["holds-others", "same-rng", "ended-schedule"]
+BESIDE = ["beside 0.0", "beside 0.2"]
 
 
 @cache
 def scenario(name):
     if name in RECORDED:
         return recorded(0, trace=name)
+    if name.startswith("beside "):
+        return beside(0, worse=float(name.removeprefix("beside ")), metric="grad_norm", factor=9.0)
     if name.startswith("chain "):
         return chain(0, fault=name.removeprefix("chain "))
     fault, _, buffers = name.partition("+")
@@ -57,7 +61,7 @@ def whole(name):
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(
-    name=st.sampled_from(RECORDED + DIVERGENT + [f"chain {fault}" for fault in CHAIN]),
+    name=st.sampled_from(RECORDED + DIVERGENT + BESIDE + [f"chain {fault}" for fault in CHAIN]),
     cuts=st.lists(st.integers(0, 700), max_size=6),
 )
 def test_detectors_go_on_from_a_snapshot(name, cuts):

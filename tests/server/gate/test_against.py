@@ -27,11 +27,12 @@ TIMES = "N times"
 def server(tmp_path_factory):
     """A server with three good runs of the project `seeds`, one more, and some that are worse."""
     folder = tmp_path_factory.mktemp("against")
-    trained = [f"{run}:{seed}:good" for seed, run in enumerate(GOOD)]
-    trained += ["good:7:good", "worse:8:worse", "slow:9:slow", "timed:0:only-timed"]
-    with Service(folder) as service:
+    good = [f"{run}:{seed}:good" for seed, run in enumerate(GOOD)]
+    others = ["good:7:good", "worse:8:worse", "slow:9:slow", "timed:0:only-timed"]
+
+    def train(*wanted):
         subprocess.run(
-            [sys.executable, "-P", "-m", "tests.support.jobs.seeds_job", *trained],
+            [sys.executable, "-P", "-m", "tests.support.jobs.seeds_job", *wanted],
             cwd=Path(__file__).parents[3],
             env={
                 **os.environ,
@@ -45,9 +46,22 @@ def server(tmp_path_factory):
             check=True,
             timeout=300,
         )
-        for run in (*GOOD, "good", "worse", "slow", "timed"):
-            service.wait_for_state(run, "finished")
+        for run in wanted:
+            service.wait_for_state(run.partition(":")[0], "finished")
+
+    with Service(folder) as service:
+        train(*good)
+        # The server judges runs within seconds of their end; those that begin then are held
+        # against them.
+        eventually(lambda: set(GOOD) <= set(kept(service)), timeout_s=60)
+        train(*others)
         yield service
+
+
+def kept(server):
+    """The baselines of the project, and how they became that."""
+    listed = server.get("/runs", project="seeds", baseline="true")["items"]
+    return {run["id"]: run["baseline"] for run in listed}
 
 
 @pytest.fixture
@@ -55,8 +69,10 @@ def judged(server, capsys):
     """Calls the gate; returns exit code and what it printed."""
 
     def call(run, *arguments, against=",".join(GOOD), form="json"):
-        # What a machine has to do besides while a run trains is no matter of these tests.
-        arguments += ("--ignore", "throughput.dropped")
+        # What a machine has to do besides while a run trains is no matter of these tests, nor is
+        # what the server itself finds beside the baselines.
+        for kind in ("throughput.dropped", "baseline.loss", "baseline.metric"):
+            arguments += ("--ignore", kind)
         code = gate(
             [run, "--server", server.url, "--against", against, "--format", form, *arguments]
         )
@@ -118,6 +134,27 @@ def test_a_worse_training_fails_with_number_band_and_step(judged, server):
         assert part in reason
 
 
+def test_the_server_itself_says_so_while_a_run_goes_on(server):
+    def found(run):
+        items = server.get(f"/runs/{run}/alerts", limit=100)["items"]
+        return {a["kind"]: a for a in items if a["kind"].startswith("baseline.")}
+
+    def checks(run):
+        listed = server.get(f"/runs/{run}/verdict")["checks"]
+        return {c["name"]: c for c in listed if c["name"].startswith("baseline.")}
+
+    assert found("good") == {}
+    for check in checks("good").values():
+        assert (check["state"], "baselines" in check["why"]) == ("passed", True)
+    assert "The project has no baselines" in checks("one")["baseline.loss"]["why"]
+    worse = found("worse")["baseline.loss"]
+    assert (worse["severity"], worse["state"], worse["ranks"]) == ("warning", "open", [])
+    assert worse["first_step"] < LAST / 2
+    assert set(worse["evidence"]["baselines"]) >= set(GOOD)
+    assert worse["evidence"]["value"] > worse["evidence"]["limit"]
+    assert "parameter_groups.0.lr 0.02 (there 0.1)" in worse["cause"]
+
+
 def test_slower_steps_fail_unless_they_are_ignored(judged):
     code, report = judged("slow")
     assert code == 1
@@ -160,25 +197,20 @@ def test_every_format_says_what_became_worse(judged, form):
 
 
 def test_a_project_is_its_baselines_without_this_one(judged, server):
-    def baselines():
-        listed = server.get("/runs", project="seeds", baseline="true")["items"]
-        return {run["id"]: run["baseline"] for run in listed}
-
-    # The server judges runs for its lists within seconds of their end.
-    eventually(lambda: {*GOOD, "good"} <= set(baselines()), timeout_s=60)
-    kept = baselines()
+    eventually(lambda: {*GOOD, "good"} <= set(kept(server)), timeout_s=60)
+    baselines = kept(server)
     _, report = judged("good", against="project:seeds")
     assert measures(report)["loss"]["state"] == "passed"
-    assert report["against"]["runs"] == [run for run in kept if run != "good"]
+    assert report["against"]["runs"] == [run for run in baselines if run != "good"]
     # It recorded no loss, so it has no verdict.
-    assert "timed" not in kept
+    assert "timed" not in baselines
     # By hand: one that is taken away is not compared with, one that is marked comes first.
     with Client(server.url) as client:
         client.baseline("one", marked=False)
         client.baseline("two")
     _, report = judged("good", against="project:seeds")
     assert report["against"]["runs"][0] == "two"
-    assert set(report["against"]["runs"]) == {*kept} - {"good", "one"}
+    assert set(report["against"]["runs"]) == {*baselines} - {"good", "one"}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rankscope.server.window import Window
+from tests.support.runs.beside import beside
 from tests.support.runs.chain import chain
 from tests.support.runs.checkpoints import loaded_at
 from tests.support.runs.courses import (
@@ -291,6 +292,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
     generator.__name__: generator
     for generator in (
         recorded,
+        beside,
         logged,
         noise,
         spikes,

@@ -13,6 +13,7 @@ import numpy as np
 
 from rankscope.agent import wire
 from rankscope.server.window import (
+    Baselines,
     Comparison,
     GradientProducts,
     LayerNumbers,
@@ -41,6 +42,7 @@ class Trace:
         hosts: the machine of each rank, where that is known; not saved.
         events: what ranks reported once; not saved.
         configs: what each rank said of itself; not saved.
+        baselines: earlier runs that it is held against; not saved.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Trace:
     hosts: tuple[str, ...] = ()
     events: tuple[Occurrence, ...] = ()
     configs: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    baselines: Baselines | None = None
 
     @property
     def ranks(self) -> int:
@@ -230,6 +233,7 @@ class Trace:
                 gradient_products=_between(self.products, before, last),
                 config=self.config,
                 configs=self.configs,
+                baselines=self.baselines,
                 digests={
                     name: Series(
                         values[:, low:high].copy(), np.ones_like(values[:, low:high], bool)

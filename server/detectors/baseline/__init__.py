@@ -1,0 +1,1 @@
+"""A run beside earlier runs of its project, at equal steps."""
