@@ -19,6 +19,8 @@ TAKEN: tuple[Baseline, ...] = ("passed", "marked")
 # Runs of a project that are kept as baselines because they passed. The gate compares with 20; a
 # job of several models has a run for each of them.
 MOST_PASSED = 100
+# The project of runs that name none, where trainings of all sorts lie side by side.
+_UNNAMED = "default"
 
 
 def learn(connection: Connection, row: Any, *, verdict: str) -> bool:
@@ -55,13 +57,16 @@ def trim(connection: Connection, *, project: str) -> None:
 def before(connection: Connection, *, run: int, project: str) -> Sequence[Any]:
     """Rows of the baselines that began before a run: those marked by hand, then the newest.
 
-    What began later is none for it: evaluated again, the run is held against the same ones.
+    Where no project was named, those marked by hand alone: what else has passed there is as often
+    another experiment with the same model. What began later is none for it: evaluated again, the
+    run is held against the same ones.
     """
     r = schema.run
     marked = case((r.c.baseline == "marked", 0), else_=1)
+    taken: tuple[Baseline, ...] = ("marked",) if project == _UNNAMED else TAKEN
     query = (
         select(r.c.key, r.c.id, r.c.world_size, r.c.config, r.c.arrivals, r.c.last_step)
-        .where(r.c.project == project, r.c.baseline.in_(TAKEN))
+        .where(r.c.project == project, r.c.baseline.in_(taken))
         .where(r.c.key < run, r.c.state != "running")
         .order_by(marked, r.c.started_at.desc(), r.c.key.desc())
     )

@@ -270,6 +270,19 @@ def test_a_long_run_is_read_as_it_was_recorded(project):
                 assert np.isnan(curve[n])
 
 
+@pytest.mark.parametrize(("project_of", "found"), [("vision", 2), ("default", 1)])
+def test_where_no_project_is_named_only_what_is_marked_counts(project, project_of, found):
+    for run in ("passed", "marked"):
+        project.train(run, 1, steps=60, marked=False)
+        with writing(project.engine) as connection:
+            stored.say(connection, run=project.key(run), baseline=run)
+            connection.execute(update(schema.run).values(project=project_of))
+    with reading(project.engine) as connection:
+        rows = stored.before(connection, run=10**6, project=project_of)
+    assert len(rows) == found
+    assert rows[0].id == "marked"
+
+
 def test_a_baseline_that_cannot_be_read_hurts_no_other_run(five, caplog):
     with writing(five.engine) as connection:
         c = schema.chunk
