@@ -24,6 +24,8 @@ _FEWEST = 16
 # Rows of a table that show a correlation, and columns: of one or two columns, a target that follows
 # from one of them in a straight line is the task itself. Columns of a target, at the most.
 _ROWS, _COLUMNS, _TARGETS = 16, 3, 64
+# Products of numbers that several targets, or classes, are held against a table by: a millisecond.
+_PRODUCTS = 1 << 22
 # Share of a target's variance that a column that is the target leaves: rounding, of float32.
 _ROUNDING = 1e-6
 # Scores of a batch whose softmax is taken.
@@ -167,8 +169,11 @@ def _held_against(target: torch.Tensor, columns: torch.Tensor, classes: int) -> 
     wanted = target.reshape(len(columns), -1).double()
     if not 0 < wanted.shape[1] <= most:
         return None
+    affordable = _PRODUCTS // columns.numel()
+    if wanted.shape[1] > max(affordable, 1):
+        return None
     found = _column_of(wanted, columns)
-    if 2 < classes <= most and wanted.shape[1] == 1:
+    if 2 < classes <= min(most, affordable) and wanted.shape[1] == 1:
         each = torch.arange(classes, device=target.device)
         found = torch.maximum(found, _column_of((wanted == each).double(), columns))
     return found

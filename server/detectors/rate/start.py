@@ -20,6 +20,8 @@ _NOTHING = 0.05
 # The same where large updates last: of 40 healthy trainings with a median of 0.02 or more over the
 # first 50 steps the least had explained 0.4 by then.
 _LITTLE = 0.1
+# Median gain of the layers, at the least: weights that begin far smaller grow by large steps.
+_GAIN = 0.1
 # And more than this, over ten losses, at no time before: what was learned and is lost is another's
 # fault.
 _ONCE, _TEN = 0.15, 10
@@ -114,7 +116,7 @@ class BadStart:
 
     def _little(self) -> bool:
         """Whether it is known that the answers are worth hardly more than one that is constant."""
-        known = self.known and not self.games and self.best <= _ONCE
+        known = self.known and not self.games and self.best <= _ONCE and self.gain >= _GAIN
         return known and float(np.mean(self.explained)) <= _LITTLE
 
 
