@@ -72,8 +72,10 @@ class RunOptimizers:
         self._roles: weakref.WeakKeyDictionary[Any, Role] = weakref.WeakKeyDictionary()
         self._repeated = RepeatedEnds()
         self._turns = Turns()
-        # id of a parameter -> its gradient, as another optimizer left it when it stepped.
-        self._left: dict[int, tuple[int, int]] = {}
+        # id of a parameter -> its gradient, as another optimizer left it when it stepped; and those
+        # whose optimizer was seen to step in turns with the run's.
+        self._left: dict[int, _Left] = {}
+        self._in_turns: set[int] = set()
         self.has_unknown = True
         _all.add(self)
 
@@ -154,6 +156,7 @@ class RunOptimizers:
         """Other parameters are the run's from now on."""
         self._roles.clear()
         self._left.clear()
+        self._in_turns.clear()
 
     def not_applied(self) -> frozenset[int]:
         """Positions of parameters whose gradient no optimizer applies in this step or did before.
@@ -162,13 +165,17 @@ class RunOptimizers:
         of the other (a generator's, in its discriminator), which are zeroed before that steps.
         Asked when one of the run's steps ends.
         """
-        if not self._left or not 0 <= self._turns.met < nodes_made():
+        if not self._left:
             return _NONE
-        left = self._left
+        if 0 <= self._turns.met < nodes_made():
+            self._in_turns.update(self._left)
+        if not self._in_turns:
+            return _NONE
         return frozenset(
             row
             for row, parameter in enumerate(self._tracked.group.tensors)
-            if left.get(id(parameter), (known := _state(parameter.grad))) != known
+            if id(parameter) in self._in_turns
+            if not self._left[id(parameter)].holds(parameter.grad)
         )
 
     def _role(self, optimizer: torch.optim.Optimizer) -> Role:
@@ -197,13 +204,24 @@ class RunOptimizers:
         if self._role(optimizer) is Role.OTHER:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
-                    self._left[id(parameter)] = _state(parameter.grad)
+                    self._left[id(parameter)] = _Left(parameter.grad)
             if self._turns.met >= 0:
                 moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
                 tensors = self._tracked.group.tensors
                 self._in_turn(frozenset(r for r, p in enumerate(tensors) if id(p) in moved))
 
 
-def _state(gradient: torch.Tensor | None) -> tuple[int, int]:
-    """What is another one after a gradient was made anew or written."""
-    return (0, 0) if gradient is None else (id(gradient), gradient._version)
+class _Left:
+    """A gradient as it was, without keeping it alive."""
+
+    __slots__ = ("_gradient", "_version")
+
+    def __init__(self, gradient: torch.Tensor | None) -> None:
+        self._gradient = None if gradient is None else weakref.ref(gradient)
+        self._version = 0 if gradient is None else gradient._version
+
+    def holds(self, gradient: torch.Tensor | None) -> bool:
+        """Whether it is the same one, and nothing has been written to it."""
+        if gradient is None or self._gradient is None:
+            return gradient is None and self._gradient is None
+        return self._gradient() is gradient and gradient._version == self._version

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 
 from rankscope.server.detectors.desync.averaging_rounds import MARK
+from rankscope.server.detectors.profiles import TURNS
 from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
 from rankscope.server.detectors.wording import number
 from rankscope.server.window import Float64, Window
 
-# Losses, and norms, of the steps before a rise that count where the step's own are not posted.
+# Losses before a rise. Norms of other steps than its own say nothing of it: a rate may have been
+# raised.
 _BACK = 8
 # The rise, over the most that the step can have changed the loss by, and over the range of the
 # losses before it: a batch differs from another one, and so does its gradient.
 _BEYOND, _CLEAR = 3.0, 3.0
 # Relative difference of the ranks' norms up to which they hold the same: those of shards differ.
 _ALIKE = 1e-3
+# The gradient before it is reduced, and clipped by whatever hand.
+_LOCAL = "grad_norm_local"
 # Digest of what was written to the parameters between two steps: 0 for nothing.
 _BETWEEN = "outside_optimizer"
 # Rises that are remembered, and steps beside an onset at which one of them is its cause: onsets are
@@ -53,24 +56,28 @@ class Leaps:
     the largest gradient on the way; the norms of the gradients before and after it stand for that
     one. Where the loss of the next batch rises by much more, and no parameters were written
     otherwise, what it is measured on has changed: the data, the targets, the loss itself, or the
-    mode of the model.
+    mode of the model. Of the players of a game nothing is said: the other one has moved, too.
     """
 
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=_BACK))
     gradients: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_BACK))
     updates: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_BACK))
+    games: bool = False
     found: deque[Leap] = field(default_factory=lambda: deque(maxlen=_KEPT))
     written: int = -1
     _waiting: deque[tuple[int, str, float]] = field(default_factory=deque)
 
-    SERIES: ClassVar[tuple[str, ...]] = ("grad_norm", "grad_norm_preclip", "update_norm", MARK)
+    _NORMS: ClassVar[tuple[str, ...]] = ("grad_norm", "grad_norm_preclip", _LOCAL)
+    SERIES: ClassVar[tuple[str, ...]] = (*_NORMS, "update_norm", MARK)
 
     def take(self, window: Window) -> None:
         """Lays a window's values ready; `pass_to` then lets them count step by step."""
         laid: list[tuple[int, str, float]] = []
-        for metric in ("grad_norm", "grad_norm_preclip", "update_norm"):
+        self.games |= any(event.kind == TURNS for event in window.events)
+        for metric in (*self._NORMS, "update_norm"):
             steps, rows = rank_rows(window, metric)
-            laid += zip(steps.tolist(), [metric] * len(steps), _whole(rows).tolist(), strict=True)
+            whole = _largest(rows) if metric == _LOCAL else _whole(rows)
+            laid += zip(steps.tolist(), [metric] * len(steps), whole.tolist(), strict=True)
         marks, between = window.series.get(MARK), window.digests.get(_BETWEEN)
         if marks is not None:
             laid += [(step, MARK, 1.0) for step in window.steps[marks.present.any(axis=0)].tolist()]
@@ -96,59 +103,65 @@ class Leaps:
 
     def near(self, onset: int) -> Leap | None:
         """The largest rise beside an onset; None for none."""
-        beside = [leap for leap in self.found if abs(leap.step - onset) <= _BESIDE]
+        found = () if self.games else self.found
+        beside = [leap for leap in found if abs(leap.step - onset) <= _BESIDE]
         return max(beside, key=lambda leap: leap.after - leap.before, default=None)
 
     def at(self, step: int) -> Leap | None:
         """The rise at a step that has counted; None for none."""
-        return next((leap for leap in self.found if leap.step == step), None)
+        found = () if self.games else self.found
+        return next((leap for leap in found if leap.step == step), None)
 
     def _hold(self, step: int, loss: float) -> None:
         before = list(self.losses)
         if not math.isfinite(loss):
             return
         self.losses.append(loss)
-        # A step's own update moves the losses after it.
-        update = _largest(self.updates, step - 1, step - 1)
-        gradient = _largest(self.gradients, step - 1, step)
-        reach = update * gradient
+        reach = self._reach(step)
         if len(before) < _BACK or not reach > 0 or step - self.written <= 1:
             return
         highest = max(before)
         if loss - highest > max(_BEYOND * reach, _CLEAR * (highest - min(before))):
             self.found.append(Leap(step, float(np.median(before)), loss, reach))
 
-
-def _largest(known: Collection[tuple[int, float]], first: int, last: int) -> float:
-    """The largest value of some steps; where none is known, of those before; NaN for none."""
-    values = [value for at, value in known if first <= at <= last]
-    values = values or [value for at, value in known if first - _BACK <= at <= last]
-    return max(values, default=math.nan)
+    def _reach(self, step: int) -> float:
+        """By how much the update before a step can have changed its loss; NaN where not known."""
+        updates = [value for at, value in self.updates if at == step - 1]
+        gradients = [value for at, value in self.gradients if step - 1 <= at <= step]
+        return max(updates) * max(gradients) if updates and gradients else math.nan
 
 
 def _whole(rows: Float64) -> Float64:
     """Norm of what all ranks hold together, float64 [N] of [N, R]: replicas' are alike."""
     rows = np.where(np.isfinite(rows), rows, np.nan)
-    largest = np.fmax.reduce(rows, axis=1, initial=np.nan)
+    largest = _largest(rows)
     smallest = np.fmin.reduce(rows, axis=1, initial=np.nan)
     alike = largest - smallest <= _ALIKE * largest
     whole: Float64 = np.where(alike, largest, np.sqrt(np.nansum(rows**2, axis=1)))
     return whole
 
 
+def _largest(rows: Float64) -> Float64:
+    """Largest finite norm of each row, float64 [N] of [N, R]; NaN for none."""
+    largest: Float64 = np.fmax.reduce(
+        np.where(np.isfinite(rows), rows, np.nan), axis=1, initial=np.nan
+    )
+    return largest
+
+
 def sentence(leap: Leap) -> str:
     """What to say of it."""
     return (
         f"From one step to the next, at step {leap.step}, the loss rose from {number(leap.before)} "
-        f"to {number(leap.after)}, where the optimizer's step can have changed it by "
-        f"{number(leap.reach)} at most (its length times the gradient's): not the parameters have "
-        "changed but what the loss is measured on, that is the data, their labels or targets, the "
-        "loss function, or the mode of the model."
+        f"to {number(leap.after)}, where the optimizer's step can have changed it by about "
+        f"{number(leap.reach)} (its length times the gradient's). So it is what the loss is "
+        "measured on that has changed: the data, their labels or targets, the loss function, or "
+        "the mode of the model; or something else than the optimizer has written the parameters."
     )
 
 
 REMEDY = (
     "Look at what the loop does differently from that step on: another source or file, labels that "
     "are shifted, joined or drawn anew, a preprocessing that is switched, a loss or a weight of it "
-    "that changes, `train()` and `eval()`."
+    "that changes, `train()` and `eval()`, a checkpoint that is loaded."
 )

@@ -306,5 +306,7 @@ def either_way(losses: Float64, known: Int64, change: Change) -> bool:
     with np.errstate(invalid="ignore", divide="ignore"):
         ratios = np.log(losses / others_median(losses))[:, column]
     ratios = ratios[np.isfinite(ratios)]
+    if not len(ratios):
+        return False
     far = (ratios - np.median(ratios)) / (_HALF * change.size)
     return bool((far < -1).sum() >= _AS_OFTEN * max((far > 1).sum(), 1))

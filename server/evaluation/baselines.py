@@ -162,7 +162,9 @@ class Learning:
     def _made(self, run: str, own: Mapping[str, Any]) -> Baselines:
         found = _long_enough(self._found)
         if not found:
-            return Baselines(of=run, why="The project's baselines have recorded no loss.")
+            return Baselines(
+                of=run, why="The project's baselines have no losses over the same steps."
+            )
         last = min(curves.last for _, curves in found)
         keys = tuple(row.key for row, _ in found)
         nearest = configurations.of_run(found[0][0].world_size, found[0][0].config)

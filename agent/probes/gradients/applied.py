@@ -57,7 +57,7 @@ class Gradients(Probe):
         self._following = -1  # the step after a full one
         # Of parameters whose optimizer has stepped before, what it has applied.
         self._rows_before: GradientRows | None = None
-        self._before: _Before | None = None
+        self._before: list[_Before] = []
         self._pass = SharedPass("signals", "full")
         self._reported = False
         # Which parameters had no gradient, one byte each -> number of the task.
@@ -74,7 +74,7 @@ class Gradients(Probe):
                 self._rows_before = GradientRows(group)
             there = [p.grad if row in rows else None for row, p in enumerate(group.tensors)]
             taken = self._rows_before.begin(there, digests=context.full)
-            self._before = _Before(facts.step, group, rows, taken)
+            self._before.append(_Before(facts.step, group, rows, taken))
 
     def after_step(self, facts: StepFacts) -> None:
         """Norms and fingerprints of what was applied."""
@@ -95,9 +95,12 @@ class Gradients(Probe):
             taken = self._rows.begin(
                 gradients, digests=full, fingerprints=is_sampled, squares=squared, unknown=odd
             )
-            before, self._before = self._before, None
-            if before is not None and before.step == facts.step and before.group is group:
-                taken.replaced = before.rows & odd, before.taken
+            taken.replaced = [
+                (before.rows & odd, before.taken)
+                for before in self._before
+                if before.step == facts.step and before.group is group
+            ]
+            self._before.clear()
         passed = processor_time() - began
         if taken is not None and is_sampled:
             self._publish(facts, group, taken, posted=full)
@@ -152,11 +155,10 @@ class Gradients(Probe):
             norms = gathered(tensor_norms(tensors))
             # Of tensors that are dealt out a rank may hold nothing: that is no gradient of zero.
             if any(t.numel() for t in tensors):
-                facts.scalars["grad_norm"] = torch.linalg.vector_norm(
-                    norms
-                    if not odd
-                    else norms[[at for at, row in enumerate(rows) if row not in odd]]
-                )
+                # One by one: a list of positions would be sent to the device, and waited for.
+                own = [norms[at] for at, row in enumerate(rows) if row not in odd] if odd else ()
+                own_norms = torch.stack(own) if own else norms
+                facts.scalars["grad_norm"] = torch.linalg.vector_norm(own_norms)
             facts.shared["gradient_norms"] = GradientNorms(rows, tensors, norms=norms)
 
     def _publish(
@@ -216,19 +218,18 @@ class Fingerprints:
 
     Attributes:
         squares: as of `Pending`.
-        replaced: rows that are to be of other fingerprints of the same tensors.
+        replaced: rows that are to be of other fingerprints of the same tensors, and these.
     """
 
     def __init__(self, pending: Pending, unknown: list[int]) -> None:
         self.squares = pending.squares
-        self.replaced: tuple[Collection[int], Fingerprints] | None = None
+        self.replaced: Sequence[tuple[Collection[int], Fingerprints]] = ()
         self._pending = pending
         self._unknown = unknown
 
     def ready(self) -> bool:
         """Whether `result` does not wait."""
-        others = self.replaced is None or self.replaced[1].ready()
-        return others and self._pending.ready()
+        return all(others.ready() for _, others in self.replaced) and self._pending.ready()
 
     def result(self) -> FingerprintValues:
         """The fingerprints; NaN sketches where a row is unknown."""
@@ -237,8 +238,9 @@ class Fingerprints:
         if self._unknown and sketches is not None:
             sketches[self._unknown] = np.nan
             fingerprints.digests[self._unknown] = 0
-        if self.replaced is not None and sketches is not None:
-            rows, others = sorted(self.replaced[0]), self.replaced[1].result()
+        for which, taken in self.replaced if sketches is not None else ():
+            rows, others = sorted(which), taken.result()
+            assert sketches is not None
             assert others.sketches is not None
             sketches[rows] = others.sketches[rows]
             fingerprints.digests[rows] = others.digests[rows]

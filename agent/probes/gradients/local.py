@@ -50,7 +50,8 @@ class LocalGradients(Probe):
     sketch of the reduced gradient, up to rounding (and to clipping). The digests are 0: the bits of
     a sum of our own mean nothing. A parameter that got no gradient has a sketch of zeros; one whose
     gradient cannot be read (placed otherwise than its parameter) one of NaN, and there is no norm;
-    one whose gradient no optimizer applies one of NaN, too, and no part in the norm.
+    one whose gradient no optimizer applies one of NaN, too. What another optimizer has applied, on
+    a backward pass of its own, has no part in the norm.
 
     On a device the large ones of a backward pass are launched one by one, and travel together.
     Where several micro-batches make a step, the large ones enter the norm by the norm of their
@@ -135,11 +136,10 @@ class LocalGradients(Probe):
             for row, found in before.items():
                 if row in odd or sums[row] is None:
                     sums[row] = found
-            unknown = odd.difference(before)
             # Some of the hooks were on parameters that are no longer trained.
             same = self._group is self.context.parameters
             if same and any(found is not None for found in sums):
-                self._say(facts, sums, unknown)
+                self._say(facts, sums, odd, odd.difference(before))
 
     def close(self) -> None:
         """Takes the hooks off."""
@@ -283,17 +283,23 @@ class LocalGradients(Probe):
                 self.context.event(one.step, SKIPPED, text, data)
 
     @torch.no_grad()
-    def _say(self, facts: StepFacts, sums: list[GradientSum | None], odd: frozenset[int]) -> None:
+    def _say(
+        self,
+        facts: StepFacts,
+        sums: list[GradientSum | None],
+        odd: frozenset[int],
+        unknown: frozenset[int],
+    ) -> None:
         group, rows = self._group, self._rows
         assert group is not None
         assert rows is not None
         self._rounds.close()
-        # What another optimizer's backward pass has left there is in no step.
+        # What this step does not apply has no part in its norm.
         there = [s for row, s in enumerate(sums) if s is not None and row not in odd]
         small = [None if s is None else s.values for s in sums]
         squared = lie_here(small)
         pending = rows.begin(small, digests=False, squares=squared)
-        taken = _Taken(pending, sums, odd)
+        taken = _Taken(pending, sums, unknown)
         facts.shared["local_gradient"] = taken
 
         def deliver() -> None:
@@ -375,12 +381,12 @@ class _Taken:
     """Fingerprints of a local gradient under way."""
 
     def __init__(
-        self, small: Fingerprints, sums: list[GradientSum | None], odd: frozenset[int]
+        self, small: Fingerprints, sums: list[GradientSum | None], left: frozenset[int]
     ) -> None:
         self._small = small
         self._large = [(row, s) for row, s in enumerate(sums) if s is not None and s.large]
         unknown = [row for row, s in enumerate(sums) if s is not None and not s.known]
-        self._unknown = sorted(odd.union(unknown))
+        self._unknown = sorted(left.union(unknown))
 
     def ready(self) -> bool:
         """Whether `result` does not wait."""

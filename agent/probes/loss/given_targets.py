@@ -175,16 +175,18 @@ def _held_against(target: torch.Tensor, columns: torch.Tensor, classes: int) -> 
     found = _column_of(wanted, columns)
     if 2 < classes <= min(most, affordable) and wanted.shape[1] == 1:
         each = torch.arange(classes, device=target.device)
-        found = torch.maximum(found, _column_of((wanted == each).double(), columns))
+        of_each = _column_of((wanted == each).double(), columns, some=True)
+        found = torch.maximum(found, of_each)
     return found
 
 
-def _column_of(wanted: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+def _column_of(wanted: torch.Tensor, columns: torch.Tensor, *, some: bool = False) -> torch.Tensor:
     """The column that is the first wanted one, where all wanted ones are among them; else -1.
 
     Args:
-        wanted: float64 [N, K]; those that are constant need not be found, if others are.
+        wanted: float64 [N, K].
         columns: float64 [N, C].
+        some: those that are constant, as classes that no sample has, need not be found.
 
     Returns:
         int64 [].
@@ -194,6 +196,8 @@ def _column_of(wanted: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     shared = (wanted.T @ columns) ** 2
     best, at = torch.where(power > 0, shared / power, torch.zeros_like(power)).max(1)
     varied = (wanted != 0).any(0)
-    there = ((best > 1 - _ROUNDING) | ~varied).all() & varied.any()
-    first = at[varied.byte().argmax()]
+    alike = best > 1 - _ROUNDING
+    there = ((alike | ~varied).all() & varied.any()) if some else alike.all()
+    # Not by indexing with a tensor, which waits for the device.
+    first = at.gather(0, varied.int().argmax().view(1)).squeeze(0)
     return torch.where(there, first, torch.full_like(first, -1))

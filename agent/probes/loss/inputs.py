@@ -54,7 +54,7 @@ _ELEMENTWISE = frozenset(("huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss")
 
 
 class LossInputs:
-    """`scores_...`, `labels_outside`, `loss_...`, `output_scale`.
+    """`scores_...`, `labels_outside`, `loss_...`, `output_scale`, `target_size`.
 
     Of losses in training, at steps where the tier `signals` is due; means over the step's losses.
     Costs some ten microseconds a loss, over up to 4,096 numbers of what it is given.
@@ -74,7 +74,7 @@ class LossInputs:
     times as many differences were taken as the larger one has elements: [N, 1] and [N] make N^2;
     and of losses written by hand how many times as many as there are outputs.
     `output_scale` is, of the same losses, the root mean square of the outputs over that of the
-    targets.
+    targets, which is `target_size`.
     `loss_classes` is how many classes a `cross_entropy` chooses among, from the step on at which it
     is another number than at first: among the keys of a queue that fills.
     """
@@ -163,6 +163,7 @@ class LossInputs:
         if target.is_floating_point() and target.device == outputs.device:
             sizes = [_few(t).float().square().mean() for t in (outputs, target)]
             self._note("output_scale", (sizes[0] / sizes[1].clamp_min(1e-30)).sqrt())
+            self._note("target_size", sizes[1].sqrt())
 
 
 def _times_broadcast(node: Any) -> float | None:

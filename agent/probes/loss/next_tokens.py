@@ -20,8 +20,9 @@ _PLACES, _SEQUENCES, _SCORES = 64, 64, 1 << 22
 # Samples that a mean is of: of 16 with 16 sequences each it errs by an eighth of a nat or less.
 _MEANS = 16
 _SHORTEST = 4
-# Places by which targets may lie ahead of the inputs.
-_DISTANCES = (1, 2, 3)
+# Places by which targets may lie ahead of the inputs, and targets that count, at the least: of a
+# few, it is chance.
+_DISTANCES, _FEWEST = (1, 2, 3), 16
 # Share of the sequences that have to have a target at each place that is judged.
 _REACHED = 0.5
 
@@ -55,7 +56,7 @@ class NextTokens:
         """Takes what the model is given."""
         first = next(tensors_in(args, kwargs), None)
         self._tokens = None
-        if first is None or first.dim() != 2 or not readable(first):
+        if first is None or first.dim() != 2 or not first.numel() or not readable(first):
             return
         if first.dtype in (torch.int32, torch.int64) and first.shape[1] >= _SHORTEST:
             self._tokens = held(first)
@@ -148,15 +149,16 @@ def _distance(tokens: torch.Tensor, target: torch.Tensor, valid: torch.Tensor) -
         target, valid: int64 and bool [N, L] or [N, L - 1].
     """
     found = torch.full((), -1.0, device=tokens.device)
-    length = target.shape[1]
-    for places in reversed(_DISTANCES):
+    # From the largest on, so that the smallest is what remains; that of 0 is another matter.
+    for places in (*reversed(_DISTANCES), 0):
         ahead = tokens[:, places:]
-        upto = min(ahead.shape[1], length)
+        upto = min(ahead.shape[1], target.shape[1])
         wanted, counts = target[:, :upto], valid[:, :upto]
-        alike = ((wanted == ahead[:, :upto]) | ~counts).all() & counts.any()
+        alike = ((wanted == ahead[:, :upto]) | ~counts).all() & (counts.sum() >= _FEWEST)
         # What is the same everywhere is as far ahead as one likes.
-        varied = ((wanted != wanted[:, :1]) & counts).any()
-        found = torch.where(alike & varied, float(places), found)
+        largest = torch.where(counts, wanted, -1).amax()
+        varied = (counts & (wanted != largest)).any()
+        found = torch.where(alike & varied, float(places) if places else -1.0, found)
     return found
 
 

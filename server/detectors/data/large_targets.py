@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -19,41 +20,49 @@ _PATIENCE = 100
 # after `_PATIENCE` steps, growing meanwhile by this factor: outputs that stay small are decayed,
 # dead or not trained.
 _AT_FIRST, _AT_LAST, _GROWING = 0.01, 0.1, 2.0
+# Root mean square of the targets, at the least: a last layer that begins at zero has small outputs,
+# too, and is no fault of the targets'.
+_LARGE = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Outputs over targets at first, and when it was judged."""
+    """Outputs over targets at first and last, steps between, and the targets' size."""
 
     first: float
     now: float
     steps: int
+    size: float
 
 
 @dataclass(slots=True)
 class LargeTargets:
-    """Follows `output_scale` from the start of the run until it can be judged."""
+    """Follows `output_scale` and `target_size` from the start of the run until it can be judged."""
 
     first_step: int = -1
     early: list[float] = field(default_factory=list)
     latest: deque[float] = field(default_factory=lambda: deque(maxlen=_AROUND))
+    sizes: list[float] = field(default_factory=list)
     judged: bool = False
     watch: Watch[Reached] = field(default_factory=Watch)
 
-    def push(self, step: int, scale: float) -> None:
-        """Takes a step's outputs over targets, the median of the ranks; finite."""
-        if self.judged:
+    def push(self, step: int, scale: float, size: float) -> None:
+        """Takes a step's outputs over targets, and the targets' size, means over the ranks."""
+        if self.judged or not (math.isfinite(scale) and math.isfinite(size)):
             return
         self.first_step = step if self.first_step < 0 else self.first_step
         if len(self.early) < _AROUND:
             self.early.append(scale)
+            self.sizes.append(size)
         self.latest.append(scale)
         if step - self.first_step < _PATIENCE or len(self.early) < _AROUND:
             return
         self.judged = True
-        first, now = median(self.early), median(self.latest)
+        first, now, size = median(self.early), median(self.latest), median(self.sizes)
+        if self.first_step > 0 or size < _LARGE:
+            return  # it goes on from what was trained before; or the targets are not large
         if first < _AT_FIRST and _GROWING * first < now < _AT_LAST:
-            facts = Reached(first, now, step - self.first_step)
+            facts = Reached(first, now, step - self.first_step, size)
             self.watch.bad(step, facts, first_step=self.first_step)
 
 
@@ -67,8 +76,9 @@ def finding(episode: Episode[Reached]) -> Finding:
         title="The targets are far too large: the outputs are still "
         f"{number(facts.now)} of their size after {facts.steps} steps",
         cause=(
-            f"The model began with outputs of {number(facts.first)} of the targets' size (root "
-            f"mean square), and has come to {number(facts.now)} after {facts.steps} steps: it is "
+            f"The targets have a root mean square of {number(facts.size)}. The model began with "
+            f"outputs of {number(facts.first)} of that, and has come to {number(facts.now)} after "
+            f"{facts.steps} steps: it is "
             "trained to reach the targets' scale, and has nothing left to tell one from another. "
             "Targets in their own units (prices, counts, milliseconds), or with an offset many "
             "times their scatter."
@@ -78,5 +88,10 @@ def finding(episode: Episode[Reached]) -> Finding:
             "data (`StandardScaler`, or their logarithm), and undo it for what is shown; or set "
             "the last layer's bias to their mean."
         ),
-        evidence={"first": facts.first, "last": facts.now, "steps": facts.steps},
+        evidence={
+            "first": facts.first,
+            "last": facts.now,
+            "steps": facts.steps,
+            "size": facts.size,
+        },
     )

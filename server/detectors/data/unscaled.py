@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -13,15 +14,15 @@ from rankscope.server.detectors.data import large_targets
 from rankscope.server.detectors.data.large_targets import LargeTargets
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Number, Policy
-from rankscope.server.detectors.statistics import known_median, rank_rows
+from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.waiting import too_few
-from rankscope.server.detectors.walking import median
+from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import number
 from rankscope.server.window import Check, Window
 
 _INPUTS, _WEIGHTS = "first_layer_input_rms", "initial_gain"
 _SERIES: Mapping[str, str] = {"data.unscaled": _INPUTS, "weights.unscaled": _WEIGHTS}
-_TARGETS = "output_scale"
+_TARGETS = ("output_scale", "target_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +101,16 @@ class Unscaled(Detector[UnscaledState]):
         computed by what is trained, the agent posts none. What holds for one rank alone is
         `data.outlier`. Weights: the median gain of the linear and convolutional layers
         (`initial_gain`) is above 7, or below 0.01, on all ranks; 0 where all of them begin at zero.
-        Targets (key `targets`): outputs over targets (`output_scale`), median of the ranks, was
-        below a hundredth at first and is below a tenth after 100 steps, though it grows.
+        Targets (key `targets`): they have a root mean square above 30 (`target_size`), and the
+        outputs over them (`output_scale`) were below a hundredth at first and are below a tenth
+        after 100 steps, though they grow; of runs that begin at step 0.
 
     Severity:
         Warning.
 
     Evidence:
         `size`, and the medians of the least and of the largest of the ranks, `least` and `most`. Of
-        targets `first` and `last`, outputs over targets, and `steps`.
+        targets `first` and `last`, outputs over targets, `steps`, and their `size`.
 
     Source:
         LeCun et al., Efficient BackProp (1998), sections 4.3 and 4.6; Glorot and Bengio (2010); He
@@ -116,7 +118,7 @@ class Unscaled(Detector[UnscaledState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = tuple(_SERIES)
-    wants: ClassVar[tuple[str, ...]] = (*_SERIES.values(), _TARGETS)
+    wants: ClassVar[tuple[str, ...]] = (*_SERIES.values(), *_TARGETS)
 
     policy: UnscaledPolicy
 
@@ -142,9 +144,8 @@ class Unscaled(Detector[UnscaledState]):
                 if found is not None:
                     size.watch.bad(int(step), found, first_step=size.first_step)
             findings += [_finding(kind, e, size) for e in size.watch.take(window.last_step)]
-        for step, row in zip(*rank_rows(window, _TARGETS), strict=True):
-            if np.isfinite(row).any():
-                state.targets.push(int(step), float(known_median(row)))
+        for step, row in together(window, *_TARGETS):
+            state.targets.push(step, *(row.get(name, math.nan) for name in _TARGETS))
         watch = state.targets.watch
         findings += [large_targets.finding(e) for e in watch.take(window.last_step)]
         return Outcome({kind: self._check(kind, state) for kind in _SERIES}, tuple(findings))

@@ -212,6 +212,9 @@ class LossDiverging(Detector[DivergingState]):
             completed = state.progress.push(step, value)
             if completed is not None:
                 self._take(state, *completed)
+        # What comes without a loss, or with none that is finite, waits for none.
+        state.companions.pass_to(window.last_step)
+        state.leaps.pass_to(window.last_step)
         if state.incident is not None:
             self._hold_against_answers(state, state.incident, window.last_step)
             findings.append(self._finding(state.incident))

@@ -257,6 +257,9 @@ class LossSpike(Detector[SpikeState]):
                         state, state.incident, step, value, state.incident.ranks
                     )
                     self._hold_against_answers(state, state.incident, step)
+        # What comes without a loss waits for none.
+        state.companions.pass_to(window.last_step)
+        state.leaps.pass_to(window.last_step)
         if state.incident is not None:
             self._hold_against_answers(state, state.incident, window.last_step)
             findings.append(self._finding(state.incident))

@@ -179,7 +179,6 @@ class RateTooHigh(Detector[HighState]):
         state.momentum.configured(window.config)
         state.start.games |= any(event.kind == TURNS for event in window.events)
         for step, row in together(window, *names):
-            policy = self.policy
             state.start.take(step, row, overwriting=policy.overwriting, large=policy.large_update)
             state.momentum.take(step, row)
             state.total += math.isfinite(row.get("loss", math.nan))
@@ -315,8 +314,10 @@ def _start_finding(start: BadStart, policy: HighPolicy) -> Finding:
         first_step=losses.first_step,
         cause=sentences(
             f"The first steps changed the parameters by {number(start.written)} of their size "
-            f"each, which wrote over the initialisation; the loss went from {number(losses.first)} "
-            f"to {number(losses.highest)} and has come to {number(losses.latest[-1])} since.",
+            "each, which wrote over the initialisation"
+            + (f", and the first 50 by {number(start.lasting)}" if not start.thrown else "")
+            + f"; the loss began at {number(losses.first)}, was at {number(losses.highest)} and "
+            f"has come to {number(losses.latest[-1])} since.",
             worth if known else "It is still above where it began.",
         ),
         remedy=(

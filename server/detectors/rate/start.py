@@ -20,8 +20,9 @@ _NOTHING = 0.05
 # The same where large updates last: of 40 healthy trainings with a median of 0.02 or more over the
 # first 50 steps the least had explained 0.4 by then.
 _LITTLE = 0.1
-# Median gain of the layers, at the least: weights that begin far smaller grow by large steps.
-_GAIN = 0.1
+# Median gain of the layers, at the least: weights that begin far smaller grow by large steps; where
+# it is not known, what their norm may have grown by.
+_GAIN, _GROWN = 0.1, 2.0
 # And more than this, over ten losses, at no time before: what was learned and is lost is another's
 # fault.
 _ONCE, _TEN = 0.15, 10
@@ -38,7 +39,9 @@ class BadStart:
             more the better both play.
         gain: of the weights before the first step, NaN where it is not known: beside weights that
             begin at zero every update is large.
+        norms: of the parameters, at first and last.
         losses, explained: of all steps, and the latest; `best`: the most that ten of these had.
+        thrown: the first steps threw the loss up.
         seen, last: the step at which it was found, and up to which it lasted; -1 where it was not.
     """
 
@@ -46,12 +49,14 @@ class BadStart:
     updates: list[float] = field(default_factory=list)
     games: bool = False
     gain: float = math.nan
+    norms: tuple[float, float] = (math.nan, math.nan)
     losses: Beginning = field(default_factory=Beginning)
     explained: deque[float] = field(default_factory=lambda: deque(maxlen=LATEST))
     best: float = -math.inf
     seen: int = -1
     last: int = -1
     over: bool = False
+    thrown: bool = False
 
     @property
     def written(self) -> float:
@@ -81,6 +86,8 @@ class BadStart:
             self.updates.append(update)
         if math.isnan(self.gain):
             self.gain = row.get("initial_gain", math.nan)
+        if math.isfinite(norm := row.get("weight_norm", math.nan)):
+            self.norms = (norm if math.isnan(self.norms[0]) else self.norms[0], norm)
         explained, loss = (row.get(n, math.nan) for n in ("explained_deviance", "loss"))
         if math.isfinite(explained):
             self.explained.append(explained)
@@ -94,10 +101,10 @@ class BadStart:
         losses.push(step, loss)
         if not losses.settled or self.over or not losses.first > 0:
             return
-        thrown = self.written > overwriting and losses.highest > (1 + RISE) * losses.first
+        self.thrown = self.written > overwriting and losses.highest > (1 + RISE) * losses.first
         if losses.begun_before or self.began_at_zero:
             self.over = True
-        elif (thrown and not self._learns()) or (self.lasting > large and self._little()):
+        elif (self.thrown and not self._learns()) or (self.lasting > large and self._little()):
             self.seen = step if self.seen < 0 else self.seen
             self.last = step
         else:
@@ -116,7 +123,10 @@ class BadStart:
 
     def _little(self) -> bool:
         """Whether it is known that the answers are worth hardly more than one that is constant."""
-        known = self.known and not self.games and self.best <= _ONCE and self.gain >= _GAIN
+        small = (
+            self.norms[1] > _GROWN * self.norms[0] if math.isnan(self.gain) else self.gain < _GAIN
+        )
+        known = self.known and not self.games and self.best <= _ONCE and not small
         return known and float(np.mean(self.explained)) <= _LITTLE
 
 

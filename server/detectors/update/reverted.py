@@ -143,30 +143,29 @@ class UpdateReverted(Detector[RevertedState]):
         """Goes through the digests step by step."""
         after, between = window.digests.get(_AFTER), window.digests.get(_BETWEEN)
         losses = mean_by_step(window, "loss")
-        if after is not None:
-            for column, step in enumerate(window.steps.tolist()):
-                returns = []
-                followed = range(min(len(window.ranks), _RANKS))
-                for row in followed:
-                    past = state.past.setdefault(int(window.ranks[row]), Past())
-                    if between is not None and between.present[row, column]:
-                        change = int(between.values[row, column])
-                        returns.append(self._returned(past, step, change))
-                    if after.present[row, column]:
-                        past.push(step, int(after.values[row, column]))
-                if returns:
-                    state.judged += 1
-                    if len(returns) == len(followed) and min(returns) >= 0:
-                        episode = state.watch.bad(step, [], first_step=step)
-                        state.newest = Return(step, min(returns), tuple(state.losses))
-                        episode.facts.append(state.newest)
-                    else:
-                        state.watch.good(step)
-                loss = losses.get(step, math.nan)
-                if math.isfinite(loss):
-                    state.losses.append(loss)
-                    if state.newest is not None and len(state.newest.since) < _LOSSES:
-                        state.newest.since.append(loss)
+        for column, step in enumerate(window.steps.tolist()):
+            returns = []
+            followed = range(min(len(window.ranks), _RANKS) if after is not None else 0)
+            for row in followed:
+                past = state.past.setdefault(int(window.ranks[row]), Past())
+                if between is not None and between.present[row, column]:
+                    change = int(between.values[row, column])
+                    returns.append(self._returned(past, step, change))
+                if after is not None and after.present[row, column]:
+                    past.push(step, int(after.values[row, column]))
+            if returns:
+                state.judged += 1
+                if len(returns) == len(followed) and min(returns) >= 0:
+                    episode = state.watch.bad(step, [], first_step=step)
+                    state.newest = Return(step, min(returns), tuple(state.losses))
+                    episode.facts.append(state.newest)
+                else:
+                    state.watch.good(step)
+            loss = losses.get(step, math.nan)
+            if math.isfinite(loss):
+                state.losses.append(loss)
+                if state.newest is not None and len(state.newest.since) < _LOSSES:
+                    state.newest.since.append(loss)
         findings = tuple(
             _finding(e, window, self.policy) for e in state.watch.take(window.last_step)
         )

@@ -58,8 +58,7 @@ def before(connection: Connection, *, run: int, project: str) -> Sequence[Any]:
     """Rows of the baselines that began before a run: those marked by hand, then the newest.
 
     Where no project was named, those marked by hand alone: what else has passed there is as often
-    another experiment with the same model. What began later is none for it: evaluated again, the
-    run is held against the same ones.
+    another experiment with the same model. What began later is none for it.
     """
     r = schema.run
     marked = case((r.c.baseline == "marked", 0), else_=1)

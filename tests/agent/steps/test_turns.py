@@ -72,22 +72,25 @@ def test_two_optimizers_of_one_loss_take_none(watching):
     assert players(watching, step) == []
 
 
-def of_both(watching, run, *, restored):
-    """Digests of a game's reduced gradient, step -> digest of each tensor.
+def play(watching, run, *, restored=False, every=1):
+    """A game on one rank, both players watched.
 
     Args:
         restored: what the critic's optimizer has applied is put back before the other one steps.
+        every: it steps at one step in so many.
     """
     torch.manual_seed(0)
     both = nn.ModuleDict({"generator": nn.Linear(3, 4), "critic": nn.Linear(4, 1)})
     generator, critic = both["generator"], both["critic"]
     own, other = (torch.optim.SGD(n.parameters(), lr=0.1) for n in (generator, critic))
     watching.attach(both, own, run=run)
-    for _ in range(12):
+    for step in range(12):
         noise = torch.randn(5, 3)
-        other.zero_grad()
-        critic(torch.cat([generator(noise).detach(), torch.ones(5, 4)])).square().mean().backward()
-        other.step()
+        if step % every == 0:
+            other.zero_grad()
+            both_sorts = torch.cat([generator(noise).detach(), torch.ones(5, 4)])
+            critic(both_sorts).square().mean().backward()
+            other.step()
         applied = [p.grad.clone() for p in critic.parameters()]
         own.zero_grad()
         critic(generator(noise)).mean().backward()
@@ -95,11 +98,21 @@ def of_both(watching, run, *, restored):
             for parameter, gradient in zip(critic.parameters(), applied, strict=True):
                 parameter.grad = gradient
         own.step()
-    return watching.digests("reduced_gradient", run=run)
 
 
 def test_what_a_pass_leaves_in_the_other_s_parameters_is_not_what_was_applied(watching):
-    left = of_both(watching, "left", restored=False)
-    restored = of_both(watching, "restored", restored=True)
+    play(watching, "left")
+    play(watching, "restored", restored=True)
+    left, restored = (watching.digests("reduced_gradient", run=r) for r in ("left", "restored"))
     assert len(left) == 12
     assert left == restored
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_norms_are_of_what_a_step_applies(watching, every):
+    """One rank's own gradient is the one that it applies: of the generator alone."""
+    play(watching, "game", every=every)
+    own, applied = (watching.points(n, run="game") for n in ("grad_norm_local", "grad_norm"))
+    assert len(own) == len(applied) == 12
+    for step in range(1, 12):
+        assert own[step] == pytest.approx(applied[step], rel=1e-5)

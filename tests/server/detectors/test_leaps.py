@@ -1,10 +1,13 @@
 """Rises of the loss that are held against the step before them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from rankscope.server.detectors.loss.diverging import LossDiverging
 from rankscope.server.detectors.loss.spike import LossSpike
+from rankscope.server.window import Occurrence
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace
 
@@ -45,7 +48,7 @@ def leaping(*, update=0.02, gradient=0.5, shards=1, until=STEPS, written=False):
 def test_data_that_have_changed_are_told_from_a_rate_that_was_raised(shards):
     (alert,) = judge(leaping(shards=shards), [LossDiverging()]).alerts
     assert alert.first_step == AT
-    assert "what the loss is measured on" in alert.cause
+    assert "it is what the loss is" in alert.cause
     assert "learning rate had been raised" not in alert.cause
     assert 0 < alert.evidence["reach"] < 0.2
 
@@ -59,13 +62,13 @@ def test_a_step_that_can_have_done_it_is_not_excluded(step):
 
 def test_parameters_that_were_written_are_no_step():
     (alert,) = judge(leaping(written=True), [LossDiverging()]).alerts
-    assert "what the loss is measured on" not in alert.cause
+    assert "it is what the loss is" not in alert.cause
 
 
 def test_a_spike_has_it_too():
     (alert,) = judge(leaping(until=AT + 4), [LossSpike()]).alerts
     assert alert.first_step == AT
-    assert "what the loss is measured on" in alert.cause
+    assert "it is what the loss is" in alert.cause
 
 
 @pytest.mark.parametrize("since", [0.0, 0.3])
@@ -77,3 +80,27 @@ def test_answers_that_are_worth_nothing_any_more(since):
     (alert,) = judge(trace, [LossDiverging()]).alerts
     assert ("50 %" in alert.cause) == (since == 0)
     assert ("no longer belongs to the targets" in alert.cause) == (since == 0)
+
+
+def test_of_steps_whose_norms_are_not_known_nothing_is_said():
+    trace = leaping()
+    there = np.tile(np.arange(STEPS) % 8 == 0, (2, 1))
+    trace.present.update(grad_norm=there, update_norm=there)
+    (alert,) = judge(trace, [LossDiverging()]).alerts
+    assert "it is what the loss is" not in alert.cause
+
+
+def test_of_players_of_a_game_nothing_is_said():
+    trace = leaping(until=AT + 4)
+    turns = Occurrence(0, 0, "optimizers.turns", "turns", {"optimizers": 2}, 0.0)
+    (alert,) = judge(replace(trace, events=(turns,)), [LossSpike()]).alerts
+    assert "it is what the loss is" not in alert.cause
+
+
+@pytest.mark.parametrize("detector", [LossDiverging(), LossSpike()])
+def test_what_comes_without_losses_is_not_kept(detector):
+    trace, state = leaping(), detector.start()
+    trace.series["loss"][:, AT:] = np.nan
+    for window in trace.windows(range(0, STEPS, 10)):
+        detector.advance(window, state)
+    assert not state.leaps._waiting

@@ -83,8 +83,22 @@ def loading(
     return Trace("loading", seed, np.arange(steps), series)
 
 
-def reaching(seed: int, *, first: float = 1e-4, last: float = 0.03, steps: int = 160) -> Trace:
-    """Two ranks whose outputs grow from one share of their targets to another."""
+def reaching(
+    seed: int,
+    *,
+    first: float = 1e-4,
+    last: float = 0.03,
+    size: float = 5000.0,
+    begin: int = 0,
+    steps: int = 160,
+) -> Trace:
+    """Two ranks whose outputs grow from one share of their targets to another.
+
+    Args:
+        size: of the targets.
+        begin: first step of the run.
+    """
     random = np.random.default_rng(seed)
     course = np.geomspace(first, last, steps) * np.exp(0.1 * random.standard_normal((2, steps)))
-    return Trace("reaching", seed, np.arange(steps), {"output_scale": course})
+    series = {"output_scale": course, "target_size": np.full((2, steps), size)}
+    return Trace("reaching", seed, begin + np.arange(steps), series)

@@ -172,9 +172,15 @@ def test_of_small_tables_nothing_is_said(sizes):
     [
         (lambda t: (t, t[:, 6:]), 6),
         (lambda t: (t, torch.cat([t[:, 7:], torch.randn(len(t), 1)], 1)), -1),
+        (lambda t: (t, torch.cat([t[:, 7:], torch.zeros(len(t), 1)], 1)), -1),
         (lambda t: (t, t[:, 3:]), None),
     ],
-    ids=["a window that is too long", "each value's next one", "an autoencoder"],
+    ids=[
+        "a window that is too long",
+        "each value's next one",
+        "the same, padded",
+        "an autoencoder",
+    ],
 )
 def test_several_targets_are_given_where_all_of_them_are(make, found):
     outputs = 5 if found is None else 2

@@ -134,8 +134,22 @@ def shifted_twice_and_padded(text):
         (lambda t: (t, t), -1),
         (lambda t: (t, t.flip(1)), -1),
         (lambda t: (torch.ones_like(t), torch.ones_like(t)), -1),
+        (lambda t: (t[:, :2].repeat(1, 6), t[:, :2].repeat(1, 6)), -1),
+        (lambda t: (t[:2, :-2], t[:2, 2:].masked_fill(torch.arange(10) < 9, -100)), -1),
     ],
-    ids=["next", "next, cut", "second", "within", "padded", "third", "same", "other", "constant"],
+    ids=[
+        *("next", "next, cut", "second", "within", "padded", "third", "same", "other", "constant"),
+        *("copied, of period 2", "few answers"),
+    ],
 )
 def test_by_how_many_places_targets_are_ahead(make, found):
     assert distance(make) == found
+
+
+def test_a_batch_of_nothing_says_nothing():
+    probe, facts = NextTokens(), StepFacts(0)
+    probe.given((torch.zeros(0, 5, dtype=torch.long),), {})
+    empty = torch.zeros(0, dtype=torch.long)
+    probe.add("cross_entropy", {"input": torch.zeros(0, WORDS), "target": empty})
+    probe.end(facts)
+    assert facts.scalars == {}
