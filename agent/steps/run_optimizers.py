@@ -201,14 +201,15 @@ class RunOptimizers:
             self._disturbed()
 
     def _note_left(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._role(optimizer) is Role.OTHER:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    self._left[id(parameter)] = _Left(parameter.grad)
-            if self._turns.met >= 0:
-                moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
-                tensors = self._tracked.group.tensors
-                self._in_turn(frozenset(r for r, p in enumerate(tensors) if id(p) in moved))
+        if self._role(optimizer) is not Role.OTHER:
+            return
+        moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        tensors = self._tracked.group.tensors
+        rows = frozenset(row for row, p in enumerate(tensors) if id(p) in moved)
+        for row in rows:
+            self._left[id(tensors[row])] = _Left(tensors[row].grad)
+        if rows and self._turns.met >= 0:
+            self._in_turn(rows)
 
 
 class _Left:

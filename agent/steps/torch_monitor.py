@@ -338,7 +338,7 @@ class TorchMonitor(Monitor):
             self._parameters.disturbed()
 
     def _other_stepped(self, rows: frozenset[int]) -> None:
-        if self._machine.mode is SAMPLED:
+        if self._machine.mode is SAMPLED and not self.closed:
             self._calls.other_step(self._machine.facts, rows)
 
     @contained

@@ -7,6 +7,9 @@ import inspect
 import pkgutil
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
 
 from rankscope.agent import probes
 from rankscope.agent.probes import PROBES, Probe
@@ -26,6 +29,33 @@ PLACES = [
 # The moment at which each is asked most.
 MOST = {probe: max(m for p, m in PLACES if p is probe if m != "close") for probe in PROBES}
 MOST |= {probe: "after_step" for probe, moment in PLACES if moment == "after_step"}
+
+
+class Players(nn.Module):
+    """Two players of a game, of which one learns from what the other makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.maker, self.critic = nn.Linear(3, 6), nn.Linear(6, 3)
+
+    def forward(self, noise, *, learns):
+        made = self.maker(noise)
+        return self.critic(made if learns else made.detach())
+
+
+def play(house):
+    """Some steps of both, each with an optimizer of its own."""
+    model = Players()
+    own, other = (torch.optim.SGD(m.parameters(), lr=0.01) for m in (model.maker, model.critic))
+    monitor = house.attach(model, own)
+    for step in range(saboteur.STEPS):
+        for optimizer in (other, own):
+            optimizer.zero_grad()
+            scores = model(torch.randn(8, 3), learns=optimizer is own)
+            functional.cross_entropy(scores, torch.randint(0, 3, (8,))).backward()
+            optimizer.step()
+        monitor.log(seen=step)
+    monitor.close()
 
 
 def test_every_probe_is_sabotaged_somewhere():
@@ -50,7 +80,10 @@ def test_every_probe_there_is_is_asked():
 )
 def test_a_moment_that_fails(house, monkeypatch, probe, moment):
     monkeypatch.setattr(probe, moment, lambda self, *args: saboteur.raises())
-    house.train()
+    if moment == "other_step":
+        play(house)
+    else:
+        house.train()
     house.reported_once(probe.name, "Sabotage")
     # The others go on.
     for metric, owner in {"loss": "loss", "lr": "optimizer", "grad_norm": "gradients"}.items():
