@@ -19,6 +19,13 @@ from rankscope.server.window import Baselines, Check, Window
 
 _MEASURES = (LOSS, EVALUATION)
 
+# What is wrong in a training by itself shows in its loss, norms, times and memory, too.
+ROOTS = (
+    *("desync.", "reduction.", "update.", "schedule.", "data.", "weights.", "loss."),
+    *("buffers.", "accuracy.", "gradient.", "layer.", "clipping.", "amp.", "lr."),
+    *("compression.", "batch.", "mode.", "push.", "rng.", "checkpoint.", "rank."),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class LossPolicy(Policy):
@@ -109,11 +116,7 @@ class BaselineLoss(Detector[LossState]):
     wants = (*_MEASURES, *GIVEN, *DATA)
     effects = (
         Rule(
-            root=(
-                *("desync.", "reduction.", "update.", "schedule.", "data.", "weights.", "loss."),
-                *("buffers.", "accuracy.", "gradient.", "layer.", "clipping.", "amp.", "lr."),
-                *("compression.", "batch.", "mode.", "push.", "rng.", "checkpoint.", "rank."),
-            ),
+            root=ROOTS,
             consequence=("baseline.loss",),
             earliest=-EPISODE,
             same_ranks=False,

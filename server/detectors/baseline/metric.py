@@ -12,6 +12,7 @@ from rankscope.server.comparison.bands import Band, band
 from rankscope.server.comparison.resources import MEMORY
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.baseline.curves import Curve, Interim, Interims, courses, usable
+from rankscope.server.detectors.baseline.loss import ROOTS
 from rankscope.server.detectors.baseline.texts import compared_with, differences
 from rankscope.server.detectors.effects import EPISODE, Rule
 from rankscope.server.detectors.episode import Episode, Watch
@@ -146,12 +147,7 @@ class BaselineMetric(Detector[MetricState]):
     wants = (*_NAMES,)
     effects = (
         Rule(
-            root=(
-                *("desync.", "reduction.", "update.", "schedule.", "data.", "weights.", "loss."),
-                *("buffers.", "accuracy.", "gradient.", "layer.", "clipping.", "amp.", "lr."),
-                *("compression.", "batch.", "mode.", "push.", "rng.", "checkpoint.", "rank."),
-                *("throughput.", "memory.", "collective.", "baseline.loss"),
-            ),
+            root=(*ROOTS, "throughput.", "memory.", "collective.", "baseline.loss"),
             consequence=("baseline.metric",),
             earliest=-EPISODE,
             same_ranks=False,

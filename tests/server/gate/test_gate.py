@@ -1,131 +1,20 @@
-"""The gate against a server that answers what a real one answered: exit codes and formats."""
+"""The gate against a server that answers what a real one answered: exit codes and text."""
 
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, unquote, urlsplit
-from xml.etree import ElementTree
 
 import pytest
 
 from rankscope.server.gate.gate import gate
-
-DESYNC = {
-    "id": "00c0ffee00c0ffee",
-    "run": "digits",
-    "kind": "desync.gradients",
-    "severity": "critical",
-    "state": "open",
-    "title": "The gradient of rank 2 differs from the other ranks",
-    "ranks": [2],
-    "tensors": ["conv2.weight"],
-    "first_step": 147,
-    "last_step": 299,
-    "opened_at": "2026-01-01T00:00:00Z",
-    "resolved_at": None,
-    "acknowledged": False,
-    "silenced": False,
-    "stage": "reduced_gradient",
-    "cause": "100 % of it:\nthe all-reduce, or its reader, was skipped.",
-    "remedy": "Wait for the collective, then read.",
-    "evidence": {"distance": "NaN"},
-    "parent": None,
-    "consequences": ["00c0ffee00c0fff0"],
-}
-SPIKE = DESYNC | {
-    "id": "00c0ffee00c0fff0",
-    "kind": "loss.spike",
-    "severity": "warning",
-    "title": "The loss jumped from 0.1 to 2",
-    "ranks": [],
-    "tensors": [],
-    "first_step": 150,
-    "stage": None,
-    "parent": DESYNC["id"],
-    "consequences": [],
-}
-CHECKS = [
-    {"name": "desync.gradients", "state": "failed", "why": DESYNC["title"]},
-    {"name": "loss.spike", "state": "failed", "why": "as a consequence of desync.gradients"},
-    {"name": "loss.nonfinite", "state": "passed", "why": "300 steps were finite."},
-    {"name": "rank.loss_outlier", "state": "not_run", "why": "does not apply: 2 ranks"},
-]
-REQUIRED = [
-    {"name": "loss.nonfinite", "state": "judged", "by": "loss.nonfinite", "why": "All finite."},
-    {"name": "loss.spike", "state": "judged", "by": "loss.diverging", "why": "Seldom recorded."},
-]
-UNJUDGED = {"name": "loss.spike", "state": "not_judged", "by": None, "why": "12 of 32 needed."}
-FAIL = {
-    "verdict": "fail",
-    "reasons": [f"desync.gradients (critical): {DESYNC['title']}"],
-    "checks": CHECKS,
-    "required": REQUIRED,
-}
-PASS = {"verdict": "pass", "reasons": [], "checks": CHECKS[2:], "required": REQUIRED}
-PENDING = {
-    "verdict": "pending",
-    "reasons": ["the run is still running"],
-    "checks": CHECKS[2:],
-    "required": [REQUIRED[0], UNJUDGED],
-    "state": "running",
-    "evaluated": True,
-}
-
-
-class Recorded(ThreadingHTTPServer):
-    """A server whose answers are set by the test; `asked` holds path, query and headers."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.verdicts: list[tuple[int, object]] = [(200, FAIL)]
-        self.pages: list[list[dict]] = [[SPIKE, DESYNC]]
-        self.asked: list[tuple[str, dict[str, list[str]], dict[str, str]]] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Recorded
-
-    def do_GET(self) -> None:
-        parts = urlsplit(self.path)
-        query = parse_qs(parts.query)
-        self.server.asked.append((unquote(parts.path), query, dict(self.headers)))
-        status, body = 200, object()
-        if parts.path.endswith("/verdict"):
-            # The last answer holds from then on.
-            verdicts = self.server.verdicts
-            status, body = verdicts.pop(0) if len(verdicts) > 1 else verdicts[0]
-        elif parts.path.endswith("/alerts"):
-            page = int(query.get("cursor", ["0"])[0])
-            more = page + 1 < len(self.server.pages)
-            body = {
-                "items": self.server.pages[page],
-                "next_cursor": str(page + 1) if more else None,
-            }
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        """Nothing: the test's output is the gate's."""
-
-
-@pytest.fixture
-def server() -> Iterator[Recorded]:
-    with Recorded() as recorded:
-        thread = threading.Thread(target=recorded.serve_forever, args=(0.01,))
-        thread.start()
-        yield recorded
-        recorded.shutdown()
-        thread.join()
+from tests.support.servers.recorded import (
+    DESYNC,
+    FAIL,
+    PASS,
+    PENDING,
+    REQUIRED,
+    SPIKE,
+    Recorded,
+    printed,
+)
 
 
 @pytest.mark.parametrize("resumed_step", [None, 200])
@@ -275,11 +164,6 @@ def test_does_not_wait_when_it_is_decided(server):
     assert gate(["digits", "--server", server.url, "--wait", "3600"]) == 1
 
 
-def printed(server, capsys, form, *more):
-    gate(["digits", "--server", server.url, "--format", form, *more])
-    return capsys.readouterr().out
-
-
 def test_text(server, capsys):
     assert printed(server, capsys, "text") == (
         f"""\
@@ -386,116 +270,6 @@ def test_alerts_come_in_pages(server, capsys):
 def test_which_alerts_are_shown(server, capsys, arguments, kinds):
     reported = json.loads(printed(server, capsys, "json", *arguments))
     assert [a["kind"] for a in reported["alerts"]] == kinds
-
-
-def test_json(server, capsys):
-    reported = json.loads(printed(server, capsys, "json"))
-    assert reported["run"] == "digits"
-    assert reported["address"] == f"{server.url}/runs/digits"
-    assert {k: reported[k] for k in FAIL} == FAIL
-    assert reported["not_checked"] == [
-        {"name": "rank.loss_outlier", "why": "does not apply: 2 ranks"}
-    ]
-    assert reported["alerts"] == [DESYNC]
-
-
-def test_junit(server, capsys):
-    suites = ElementTree.fromstring(printed(server, capsys, "junit").encode())
-    assert suites.tag == "testsuites"
-    (suite,) = suites
-    counts = {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")}
-    assert counts == {"tests": "5", "failures": "3", "errors": "0", "skipped": "1"}
-    cases = {case.get("name"): [child.tag for child in case] for case in suite.iter("testcase")}
-    assert cases == {
-        "verdict": ["failure"],
-        "desync.gradients": ["failure"],
-        "loss.spike": ["failure"],
-        "loss.nonfinite": [],
-        "rank.loss_outlier": ["skipped"],
-    }
-    failure = suite.find("testcase[@name='desync.gradients']/failure")
-    assert failure is not None
-    assert "conv2.weight" in (failure.text or "")
-    properties = {p.get("name"): p.get("value") for p in suite.iter("property")}
-    assert properties["required"] == "loss.nonfinite, loss.spike"
-    assert properties["judged"] == "loss.nonfinite, loss.diverging"
-    assert properties["not_checked"] == "rank.loss_outlier"
-
-
-def test_junit_counts_a_pending_run_as_an_error(server, capsys):
-    server.verdicts, server.pages = [(200, PENDING)], [[]]
-    suites = ElementTree.fromstring(printed(server, capsys, "junit").encode())
-    assert suites.get("errors") == "1"
-
-
-def test_junit_stays_xml_whatever_a_name_holds(server, capsys):
-    server.pages = [[DESYNC | {"title": "a\x00b\x1b[31m <&> \ud800 \u2028 ]]>"}]]
-    suites = ElementTree.fromstring(printed(server, capsys, "junit").encode())
-    assert "<&>" in "".join(suites.itertext())
-
-
-def test_sarif(server, capsys):
-    reported = json.loads(printed(server, capsys, "sarif"))
-    assert reported["version"] == "2.1.0"
-    (run,) = reported["runs"]
-    driver = run["tool"]["driver"]
-    assert driver["name"] == "rankscope"
-    (result,) = run["results"]
-    assert driver["rules"][result["ruleIndex"]]["id"] == result["ruleId"] == "desync.gradients"
-    assert result["level"] == "error"
-    assert DESYNC["title"] in result["message"]["text"]
-    assert result["partialFingerprints"] == {"alert/v1": DESYNC["id"]}
-    names = result["locations"][0]["logicalLocations"]
-    assert [name["fullyQualifiedName"] for name in names] == ["conv2.weight"]
-    (invocation,) = run["invocations"]
-    assert invocation["executionSuccessful"] is True
-    reported = [n["message"]["text"] for n in invocation["toolExecutionNotifications"]]
-    assert "rank.loss_outlier was not run: does not apply: 2 ranks" in reported
-    assert run["properties"]["required"] == REQUIRED
-    assert run["properties"]["notChecked"] == ["rank.loss_outlier"]
-
-
-def test_sarif_of_a_pending_run_is_no_success(server, capsys):
-    server.verdicts, server.pages = [(200, PENDING)], [[]]
-    (run,) = json.loads(printed(server, capsys, "sarif"))["runs"]
-    assert run["invocations"][0]["executionSuccessful"] is False
-
-
-def test_github(server, capsys):
-    lines = printed(server, capsys, "github").splitlines()
-    assert lines[0].startswith(
-        "::error title=desync.gradients in run digits::The gradient of rank 2 differs"
-    )
-    assert "cause: 100 %25 of it:%0Athe all-reduce" in lines[0]
-    assert lines[1].startswith("::notice title=run digits%3A what was checked::Required for a pass")
-    assert lines[1].endswith("%0Arank.loss_outlier: does not apply: 2 ranks")
-    assert lines[2:] == [f"FAIL  run digits  {server.url}/runs/digits"]
-
-
-def test_github_says_why_a_run_is_pending(server, capsys):
-    server.verdicts, server.pages = [(200, PENDING)], [[]]
-    first = printed(server, capsys, "github").splitlines()[0]
-    assert first == "::warning title=run digits%3A pending::the run is still running"
-
-
-@pytest.mark.parametrize(
-    ("alert", "arguments", "level"),
-    [
-        (DESYNC | {"silenced": True}, [], "warning"),
-        (DESYNC | {"severity": "info"}, [], "notice"),
-        (SPIKE | {"parent": None}, ["--fail-on", "critical"], "warning"),
-    ],
-)
-def test_github_levels(server, capsys, alert, arguments, level):
-    server.verdicts, server.pages = [(200, PASS)], [[alert]]
-    assert printed(server, capsys, "github", *arguments).startswith(f"::{level} title=")
-
-
-def test_a_name_cannot_be_a_workflow_command(server, capsys):
-    gate(["x\n::error::no, y: z", "--server", server.url, "--format", "github"])
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(" ")[0] for line in lines] == ["::error", "::notice", "FAIL"]
-    assert "title=desync.gradients in run x%0A%3A%3Aerror%3A%3Ano%2C y%3A z::" in lines[0]
 
 
 @pytest.mark.parametrize("run", ["..", ".", ""])
