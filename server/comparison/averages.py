@@ -30,6 +30,9 @@ STAGE = "average"
 _MAX_RANKS = 256
 # Singular values that are zero, relative: the deviations from the mean add up to zero.
 _SINGULAR = 1e-6
+# What ranks wrote, over the parameters' own size, below which an average is mostly rounding:
+# float32 leaves 6e-8 of each element, and a fiftieth of what was written is judged.
+_ROUNDED = 1e-5
 # Share of what was written that may be left for rounding where something explains it.
 _LEFT = 0.01
 
@@ -67,7 +70,7 @@ class Averages:
             return None
         ranks = tuple(members)
         size = math.sqrt(float((stacked**2).sum()) / len(ranks))
-        if not (math.isfinite(size) and size > 0):
+        if not (math.isfinite(size) and size > _ROUNDED * self._size(step, ranks[0])):
             return None
         moved = stacked.mean(axis=0)
         deviations = moved - stacked
@@ -91,6 +94,13 @@ class Averages:
         if left <= _LEFT or mean is None:
             return made
         return _explained(made, deviations, moved, size, mean, earlier)
+
+    def _size(self, step: int, first: int) -> float:
+        """Norm of a rank's parameters before the step; 0 where it is not known."""
+        held = self._held.get(first)
+        if self._step != step - 1 or held is None or held.sketches is None:
+            return 0.0
+        return float(np.linalg.norm(held.sketches.astype(np.float64)))
 
     def _mean(self, step: int, first: int, deviation: Float64) -> Float64 | None:
         """The ranks' mean before the step, [T * K]; None where it is not known."""

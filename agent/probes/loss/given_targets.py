@@ -23,7 +23,7 @@ _SHORTEST = 4
 _FEWEST = 16
 # Rows of a table that show a correlation, and columns: of one or two columns, a target that follows
 # from one of them in a straight line is the task itself. Columns of a target, at the most.
-_ROWS, _COLUMNS, _TARGETS = 16, 3, 64
+_ROWS, _COLUMNS, _TARGETS = 8, 3, 64
 # Products of numbers that several targets, or classes, are held against a table by: a millisecond.
 _PRODUCTS = 1 << 22
 # Share of a target's variance that a column that is the target leaves: rounding, of float32.
@@ -46,7 +46,7 @@ class GivenTargets:
     itself cannot know the first place, one that copies does. Not where another tensor holds the
     classes one place on: the decoder of an autoencoder.
 
-    Of tables of 3 columns and 16 rows or more (sequences of numbers are such): where each of the up
+    Of tables of 3 columns and 8 rows or more (sequences of numbers are such): where each of the up
     to 64 columns of the target is one of theirs, `target_column` is the number of the one that is
     the first, whatever its scale and offset (a squared correlation above 1 - 1e-6 over the rows of
     the batch), else -1. A class may be one column, or each class one that says whether it is that

@@ -154,7 +154,8 @@ class RankLossOutlier(Detector[LossOutlierState]):
         Warning; critical where the mean of d is above the others' level and above 25 % of the
         progress made. Info where half of the ranks differ and did so from the first 50
         observations on: two ranks, or two pairs of them, whose data differ are as likely as a
-        fault. Of two ranks not where it would be critical: no data are as unlike as that.
+        fault. Of two ranks not where it would be critical: no data are as unlike as that. Info for
+        single losses that are smaller than usual again and again.
 
     Evidence:
         `difference` (mean of d), `z`, `level` (the others'), `progress`, `decided`; with two ranks

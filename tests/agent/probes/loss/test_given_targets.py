@@ -162,7 +162,7 @@ def test_other_tables_have_no_such_column(make, loss, sizes):
     assert of_table(make, loss, **sizes) == -1
 
 
-@pytest.mark.parametrize("sizes", [{"columns": 2}, {"rows": 8}])
+@pytest.mark.parametrize("sizes", [{"columns": 2}, {"rows": 7}])
 def test_of_small_tables_nothing_is_said(sizes):
     assert of_table(lambda t: (t, 2 * t[:, 0]), functional.mse_loss, **sizes) is None
 
