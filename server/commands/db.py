@@ -25,7 +25,7 @@ from rankscope.server.commands.database import (
     operator,
     shown,
 )
-from rankscope.server.detectors.wording import count
+from rankscope.server.detectors.mechanisms.wording import count
 from rankscope.server.settings import Settings, default_database
 from rankscope.server.storage.access import audit
 from rankscope.server.storage.database import distribution, migrate, partitions

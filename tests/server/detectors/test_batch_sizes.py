@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.batch_sizes import BatchSizes, effective_sizes
+from rankscope.server.detectors.mechanisms.batch_sizes import BatchSizes, effective_sizes
 from rankscope.server.window import Series, Window
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.checkpoint import CheckpointMismatch
+from rankscope.server.detectors.checkpoint.mismatch import CheckpointMismatch
 from rankscope.server.window import Occurrence
 from tests.support.judging import judge
 from tests.support.runs.checkpoints import STEPS, load

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.server.detectors.loss.diverging import LossDiverging
-from rankscope.server.detectors.rate.high import RateTooHigh
+from rankscope.server.detectors.lr.too_high import RateTooHigh
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace
 

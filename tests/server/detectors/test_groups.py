@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.data.random_diverged import RandomDiverged
-from rankscope.server.detectors.data.shared import BatchShared
+from rankscope.server.detectors.desync.batch import BatchShared
+from rankscope.server.detectors.desync.rng import RandomDiverged
 from rankscope.server.window import Series
 from tests.support.judging import judge
 from tests.support.runs.chain import chain

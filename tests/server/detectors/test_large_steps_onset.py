@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.rate.high import RateTooHigh
+from rankscope.server.detectors.lr.too_high import RateTooHigh
 from rankscope.server.detectors.update.ratio import UpdateRatio
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from rankscope.server.detectors.mechanisms.statistics import grows_with
 from rankscope.server.detectors.rank.loss_outlier import RankLossOutlier
-from rankscope.server.detectors.statistics import grows_with
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace
 

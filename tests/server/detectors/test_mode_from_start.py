@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.mode import EvaluationMode
+from rankscope.server.detectors.mode.evaluation import EvaluationMode
 from rankscope.server.window import Occurrence
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace

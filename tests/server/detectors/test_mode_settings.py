@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.server.detectors.mode_settings import ModeSettings
+from rankscope.server.detectors.mode.settings import ModeSettings
 from tests.support.judging import judge
 from tests.support.runs.phases import module_settings
 

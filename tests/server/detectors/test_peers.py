@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.peers import Change, PeerChange, either_way
-from rankscope.server.detectors.statistics import known_median
+from rankscope.server.detectors.mechanisms.peers import Change, PeerChange, either_way
+from rankscope.server.detectors.mechanisms.statistics import known_median
 
 STEPS, SIGMA = 160, 0.1
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.beats import beat, tail
+from rankscope.server.detectors.mechanisms.equal_distances import beat, tail
 from rankscope.server.detectors.rank.gradient_outlier import RankGradientOutlier
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace

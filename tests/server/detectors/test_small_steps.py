@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.rate.low import RateTooLow
+from rankscope.server.detectors.lr.too_low import RateTooLow
 from tests.support.judging import judge, verdict
 from tests.support.runs.traces import Trace
 

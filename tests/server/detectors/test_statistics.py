@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from rankscope.server.detectors.sliding_median import SlidingMedian
-from rankscope.server.detectors.statistics import (
+from rankscope.server.detectors.mechanisms.sliding_median import SlidingMedian
+from rankscope.server.detectors.mechanisms.statistics import (
     Baseline,
     Progress,
     Spacing,

@@ -5,7 +5,7 @@ import pytest
 
 from rankscope.server.detectors.data.overlap import Overlap
 from rankscope.server.detectors.data.replayed import Replayed
-from rankscope.server.detectors.visits import Visits
+from rankscope.server.detectors.mechanisms.epochs_seen import Visits
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rankscope import server
-from rankscope.server.detectors import wording
+from rankscope.server.detectors.mechanisms import wording
 
 SOURCES = sorted(Path(inspect.getfile(server)).parent.rglob("*.py"))
 # Words whose plural is not the word and an s.
