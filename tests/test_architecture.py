@@ -55,7 +55,10 @@ NAMED_WAITING = {
     ("agent/probes/loss/scaling.py", "other.item()"): "on a CPU alone",
     ("agent/probes/loss/scaling.py", "given.item()"): "on a CPU alone",
     ("agent/probes/loss/scaling.py", "total.item()"): "on a CPU alone",
-    ("agent/probes/arrival.py", "self._event.synchronize()"): "what has been waited for by `ready`",
+    (
+        "agent/probes/numbers_in_transit.py",
+        "self._event.synchronize()",
+    ): "what has been waited for by `ready`",
     (
         "agent/steps/readout.py",
         "self._event.synchronize()",

@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rankscope.server.api.audit import entry_model
 from rankscope.server.commands import client
-from rankscope.server.commands.database import (
+from rankscope.server.commands.database_options import (
     add_url,
     age,
     database_text,

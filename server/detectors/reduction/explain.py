@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
-from rankscope.server.comparison.weights import SAME
+from rankscope.server.comparison.rank_weights import SAME
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.mechanisms.episode import Episode
 from rankscope.server.detectors.mechanisms.incident import AGREED_UNTIL

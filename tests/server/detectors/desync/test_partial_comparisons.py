@@ -68,7 +68,7 @@ def test_the_answer_says_how_many_and_who_was_missing():
 
 def test_ranks_that_post_when_the_others_were_judged_do_not_pass(tmp_path, monkeypatch):
     # They are waited for, else half a minute.
-    monkeypatch.setattr("rankscope.server.evaluation.frontier.UNSEEN_SECONDS", 1.0)
+    monkeypatch.setattr("rankscope.server.evaluation.judged_until.UNSEEN_SECONDS", 1.0)
     run = SyntheticRun(run="otter", ranks=RANKS, steps=40)
     with serve_app(create_app(Settings(database=f"sqlite:///{tmp_path / 'x.db'}"))) as client:
         batches = list(run.batches(size=run.steps))

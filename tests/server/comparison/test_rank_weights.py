@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankscope.server.comparison import conservation, weights
+from rankscope.server.comparison import conservation, rank_weights
 from rankscope.server.comparison.compare import LabelledTable
 from rankscope.server.comparison.conservation import Sums
 
@@ -58,8 +58,8 @@ def balanced(local, reduced, dtype="float32", **more):
 
 
 def said(made, counts=None):
-    bases = weights.expected(len(made.ranks), counts or {})
-    return weights.meaning(np.array(made.weights), np.array(made.weight_errors), bases)
+    bases = rank_weights.expected(len(made.ranks), counts or {})
+    return rank_weights.meaning(np.array(made.weights), np.array(made.weight_errors), bases)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8, 64, 512])
@@ -155,7 +155,7 @@ def test_standard_errors_are_those_of_the_noise():
     off = []
     for _ in range(300):
         noise = 1e-2 * random.standard_normal(basis.shape[1])
-        found, errors = weights.solve(basis, shares @ basis + noise)
+        found, errors = rank_weights.solve(basis, shares @ basis + noise)
         off.append((found - shares) / errors)
     assert np.std(off) == pytest.approx(1.0, abs=0.1)
 
@@ -168,7 +168,7 @@ def test_ranks_of_which_nothing_can_be_known_are_not_judged():
     made = balanced(local, reduced)
     # Two ranks with one gradient count a half together, however it is shared out.
     assert (made.pattern, made.wrong_count) == ("", 0)
-    fit = weights.solve(sketched(local).reshape(4, -1), sketched(reduced).ravel())
+    fit = rank_weights.solve(sketched(local).reshape(4, -1), sketched(reduced).ravel())
     assert np.isinf(fit[1]).tolist() == [False, True, True, True]
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.server.comparison import weights as weighing
+from rankscope.server.comparison import rank_weights as weighing
 from rankscope.server.window import Float64
 
 # Ranks that are solved for: the work of a step grows with the third power.

@@ -20,7 +20,7 @@ from rankscope.dashboard.figures.units import axis_title
 _WIDE = 30.0
 
 
-def rank_heatmap(
+def metric_heatmap(
     curves: Sequence[Curve],
     *,
     metric: str,

@@ -8,7 +8,7 @@ from sqlalchemy import select, update
 
 from rankscope.agent import wire
 from rankscope.server.app import create_app
-from rankscope.server.evaluation import standing
+from rankscope.server.evaluation import sort_keys
 from rankscope.server.settings import Settings
 from rankscope.server.storage import schema
 from rankscope.server.storage.reading import hosts
@@ -41,18 +41,18 @@ def kept(engine):
 
 
 def test_a_run_that_cannot_be_judged_is_tried_again_later(two, monkeypatch):
-    judged = standing.findings
+    judged = sort_keys.findings
 
     def failing(connection, *, runs, now):
         if "ant" in runs.values():
             raise ValueError("broken")
         return judged(connection, runs=runs, now=now)
 
-    monkeypatch.setattr(standing, "findings", failing)
+    monkeypatch.setattr(sort_keys, "findings", failing)
     with two.begin() as connection:
         connection.execute(update(schema.run).values(judge_at=0.0, verdict=""))
     now = time.time()
-    standing.keep_due(two, now)
+    sort_keys.keep_due(two, now)
     found = kept(two)
     assert found["ant"] == ("", now + 60)
     assert found["bee"][0]

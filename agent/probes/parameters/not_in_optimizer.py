@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from rankscope.agent.model.tensors import TensorGroup
-from rankscope.agent.probes.arrival import Arrival, Together
 from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.probes.numbers_in_transit import Arrival, Together
 from rankscope.agent.wire import UInt64
 
 

@@ -12,7 +12,7 @@ from rankscope.server.detectors.effects import BLUR, EPISODE, Rule
 _BEGINNING = 300
 
 # Where several lines fit, the upper one holds.
-LINK_RULES = (
+CHAIN_RULES = (
     Rule(
         root=("desync.",),
         consequence=("loss.nonfinite",),

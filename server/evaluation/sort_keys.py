@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 
 from rankscope.server.alerts.verdict import Verdict, counted, judge
 from rankscope.server.storage.database.engine import reading, writing
-from rankscope.server.storage.judgement import baselines, standing
+from rankscope.server.storage.judgement import baselines, sort_keys
 from rankscope.server.storage.judgement.alerts import Findings, findings
 
 _logger = logging.getLogger(__name__)
@@ -46,10 +46,10 @@ def _keep(engine: Engine, key: int, now: float) -> None:
     project = ""
     with writing(engine) as connection:
         # Another server may have been here first.
-        if (row := standing.locked(connection, run=key, now=now)) is not None:
+        if (row := sort_keys.locked(connection, run=key, now=now)) is not None:
             found = findings(connection, runs={key: row.id}, now=now)[key]
             verdict = verdict_of(row.state, row, found).verdict
-            standing.keep(connection, run=key, verdict=verdict, now=now)
+            sort_keys.keep(connection, run=key, verdict=verdict, now=now)
             if baselines.learn(connection, row, verdict=verdict):
                 project = row.project
     if project:
@@ -61,7 +61,7 @@ def _keep(engine: Engine, key: int, now: float) -> None:
 def keep_due(engine: Engine, now: float) -> bool:
     """Judges runs whose kept verdict or loss may not hold any more; whether there may be more."""
     with reading(engine) as connection:
-        keys = standing.due(connection, now=now, limit=_AT_ONCE)
+        keys = sort_keys.due(connection, now=now, limit=_AT_ONCE)
     for key in keys:
         try:
             _keep(engine, key, now)
@@ -69,5 +69,5 @@ def keep_due(engine: Engine, now: float) -> bool:
             # One run that cannot be judged stops no other one.
             _logger.exception("the verdict of run %d could not be kept", key)
             with writing(engine) as connection:
-                standing.put_off(connection, run=key, until=now + _AFTER_FAILURE_S)
+                sort_keys.put_off(connection, run=key, until=now + _AFTER_FAILURE_S)
     return len(keys) == _AT_ONCE

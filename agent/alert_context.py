@@ -23,8 +23,8 @@ from rankscope.agent.wire import Event
 if TYPE_CHECKING:
     from rankscope.agent.delivery.session import Session
     from rankscope.agent.guard import Probe
-    from rankscope.agent.judgement import Judgement
     from rankscope.agent.steps.count import StepCount
+    from rankscope.agent.verdict import Judgement
 
 # Characters of one report, reports of one process, and seconds between two of them: 40 kB of each
 # rank at most, which is what 10,000 points of a series take.

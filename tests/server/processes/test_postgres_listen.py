@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from rankscope.server.processes.events import RunEvents
-from rankscope.server.processes.notify import Messenger
+from rankscope.server.processes.postgres_listen import Messenger
 from tests.support.servers.collector import wait_until
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.server.notifications.news import covers, retry_at, what_to_tell
+from rankscope.server.notifications.what_to_send import covers, retry_at, what_to_tell
 from rankscope.server.storage.judgement.notifications import Notification, Target
 from tests.support.incidents import alert
 
