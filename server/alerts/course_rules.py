@@ -56,7 +56,7 @@ COURSE_RULES = (
             "layer.dead",
         ),
         earliest=-BLUR,
-        why="the inputs are of another size",
+        why="the inputs are of another size or kind",
     ),
     Rule(
         root=("rank.loss_outlier",),

@@ -10,7 +10,8 @@ import torch
 
 from rankscope.agent.model.facts import core, held
 from rankscope.agent.probes.base import Context, Probe, StepFacts, processor_time
-from rankscope.agent.probes.data.given import rows_of, rows_stored, tensors_in
+from rankscope.agent.probes.data.given import is_whole, rows_of, rows_stored, tensors_in, wide
+from rankscope.agent.probes.data.moments import Moments
 from rankscope.agent.probes.data.rows import Hashes, RowHashes, packed
 from rankscope.agent.probes.digests import FEW_BYTES, RunningDigest, bytes_of, few_of, is_dense
 from rankscope.agent.probes.numbers_in_transit import Arrival, Together
@@ -30,8 +31,8 @@ _COMPARED = 64
 class Batch(Probe):
     """The digests `batch` and `batch/part`, which samples are in it, their number and size.
 
-    The series are `samples`, `tokens`, `input_rms`, `input_spread`, `sample_elements`,
-    `samples_stored`, `loader_batches` and `loader_workers`.
+    The series are `samples`, `tokens`, `input_rms`, `input_spread`, `input_moments/...`,
+    `token_moments/...`, `sample_elements`, `samples_stored`, `loader_batches` and `loader_workers`.
 
     Costs one pass over what the root module is given (tier `word`), at the moment it is given:
     a trainer may use the same memory for the next batch. At the steps in between at which `basic`
@@ -55,7 +56,10 @@ class Batch(Probe):
     batches are of this size: what there is to be learned from beside this batch; `loader_workers`
     is the number of its processes, where it has some. `input_spread` is
     how far the samples of the batch scatter around their mean, relative to their root mean square,
-    of the same tensor as `input_rms` and over up to 64 samples: 0 where all are alike. Passes
+    of the same tensor as `input_rms` and over up to 64 samples: 0 where all are alike.
+    `input_moments/0` to `/11` say how the inputs are distributed, and `token_moments/0` to `/11`
+    the same of whole numbers (`Moments.of`): ranks that read the same kind of data have the same
+    ones, but for chance. Passes
     without gradients do not count, nor do those in evaluation mode as long as that is not the mode
     in which the steps are taken.
     """
@@ -77,6 +81,8 @@ class Batch(Probe):
         self._elements = self._stored = self._batches = self._workers = 0
         self._sizes: list[torch.Tensor] = []
         self._spreads: list[torch.Tensor] = []
+        self._of_inputs = Moments()
+        self._moments: dict[str, list[torch.Tensor]] = {}
         self._seconds = 0.0
 
     def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
@@ -105,6 +111,9 @@ class Batch(Probe):
             self._whole += 1
             self._count(given, tensors[0])
             self._measure(tensors)
+            moments = self._of_inputs.of(tensors)
+            if moments is not None and self._whole <= _MAX_WAITING:
+                self._moments.setdefault(moments[0], []).append(moments[1])
             if len(self._rows) < _MAX_WAITING:
                 rows = self._row_hashes.begin(tensors[0])
                 if rows is not None:
@@ -127,8 +136,14 @@ class Batch(Probe):
                 digest.end(StepFacts(facts.step))
         sizes, self._sizes = self._sizes, []
         spreads, self._spreads = self._spreads, []
+        moments, self._moments = self._moments, {}
         if not whole:
             return
+        for series, found in moments.items():
+            if len(found) == whole:
+                mean = torch.stack(found).mean(0) if whole > 1 else found[0]
+                for number, moment in enumerate(mean.tolist() if mean.is_cpu else mean.unbind()):
+                    facts.scalars[f"{series}/{number}"] = moment
         if sizes and len(sizes) < _MAX_WAITING:
             facts.scalars["input_rms"] = torch.stack(sizes).mean() if len(sizes) > 1 else sizes[0]
         if spreads and len(spreads) < _MAX_WAITING:
@@ -163,7 +178,7 @@ class Batch(Probe):
             size, batches, self._workers = self.context.loader
             self._batches = batches if size == rows else 0
         for tensor in given:
-            if tensor.dim() == 2 and _is_whole(tensor):
+            if tensor.dim() == 2 and is_whole(tensor):
                 self._tokens += tensor.numel()
                 break
 
@@ -182,24 +197,14 @@ class Batch(Probe):
                 # Odd: no column of an image again and again.
                 step |= 1
                 first = first.detach().as_strided((-(-first.numel() // step),), (step,))
-            norm = torch.linalg.vector_norm(first, dtype=_wide(first.dtype))
+            norm = torch.linalg.vector_norm(first, dtype=wide(first.dtype))
             self._sizes.append(norm / math.sqrt(first.numel()))
 
 
 def _spread(inputs: torch.Tensor) -> torch.Tensor:
     """How far samples lie from their mean, relative to their root mean square; one element."""
     some = inputs.detach()[:_COMPARED].flatten(1) if inputs.dim() > 1 else inputs[:, None]
-    some = some[:, : max(_MEASURED // len(some), 1)].to(_wide(inputs.dtype))
+    some = some[:, : max(_MEASURED // len(some), 1)].to(wide(inputs.dtype))
     size = torch.linalg.vector_norm(some).clamp_min(1e-30)
     spread: torch.Tensor = torch.linalg.vector_norm(some - some.mean(0)) / size
     return spread
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """In which squares are summed up: those of half precision overflow."""
-    return torch.float64 if dtype is torch.float64 else torch.float32
-
-
-def _is_whole(tensor: torch.Tensor) -> bool:
-    dtype = tensor.dtype
-    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)

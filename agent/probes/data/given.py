@@ -65,6 +65,17 @@ def rows_stored(tensor: torch.Tensor) -> int:
     return rows_of(tensor) * tensor.untyped_storage().nbytes() // whole if whole else 0
 
 
+def is_whole(tensor: torch.Tensor) -> bool:
+    """Whether its elements are whole numbers: tokens, numbers of users, pixels of a file."""
+    dtype = tensor.dtype
+    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """In which squares are summed up: those of half precision overflow."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
 def _found(value: Any, depth: int, left: list[int]) -> Iterator[torch.Tensor]:
     left[0] -= 1
     if isinstance(value, torch.Tensor):

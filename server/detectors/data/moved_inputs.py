@@ -14,14 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.data.rise import Rise
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
-from rankscope.server.detectors.mechanisms.statistics import (
-    mean_over_ranks,
-    rank_rows,
-    robust_sigma,
-)
+from rankscope.server.detectors.mechanisms.statistics import rank_rows, robust_sigma
 from rankscope.server.detectors.mechanisms.wording import if_several, number, sentences
-from rankscope.server.window import Float64, Window
+from rankscope.server.window import Window
 
 # Observations that say what is usual, at least and at most.
 _LEAST, _BACK = 16, 64
@@ -34,10 +31,6 @@ _FACTOR, _BEYOND = 2.0, 20.0
 _SIGMAS, _FLOOR = 8.0, 0.02
 # In place of a size of 0, which has no logarithm: far below what any data have.
 _ZERO = 1e-30
-# Losses before it, and since, that are compared: at least, and at most.
-_LOSSES, _MOST_LOSSES = 4, 32
-# A rise of the loss that counts: in standard deviations of those before, and as a share of them.
-_RISE, _SHARE = 3.0, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +55,7 @@ class MovedInputs:
     Attributes:
         past: logarithms of the usual sizes.
         last: steps and sizes that are held against them.
-        losses: step and mean over the ranks.
+        rise: what the loss did since they are others.
         sparse: batches of nothing but zeros come now and then, or came before all others: they are
             the data's, and say nothing.
         zeros: such ones in a row.
@@ -70,19 +63,15 @@ class MovedInputs:
 
     past: deque[float] = field(default_factory=lambda: deque(maxlen=_BACK))
     last: deque[tuple[int, float]] = field(default_factory=deque)
-    losses: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=4 * _BACK))
+    rise: Rise = field(default_factory=Rise)
     watch: Watch[Moved] = field(default_factory=lambda: Watch(clear_after=8))
-    since: int = -1
-    baseline: tuple[float, ...] = ()
     sparse: bool = False
     zeros: int = 0
 
     def take(self, window: Window, series: str) -> list[Finding]:
         """Goes through a window; what was found."""
         steps, rows = rank_rows(window, series)
-        at, means = mean_over_ranks(window, "loss")
-        losses = iter(zip(at.tolist(), means.tolist(), strict=True))
-        known = next(losses, None)
+        self.rise.lay(window)
         whole = np.isfinite(rows).all(axis=1)
         # Of some ranks alone it is another finding (`input_sizes`, `odd_inputs`).
         whole &= (rows > 0).all(axis=1) | (rows == 0).all(axis=1)
@@ -90,13 +79,9 @@ class MovedInputs:
         for step, row in zip(steps[whole].tolist(), sizes[whole], strict=True):
             if not self._counts(step, zero=bool((row == _ZERO).all())):
                 continue
-            while known is not None and known[0] <= step:
-                self._loss(known)
-                known = next(losses, None)
+            self.rise.pass_to(step)
             self._size(step, float(np.log(row).mean()), float(np.ptp(np.log(row))))
-        while known is not None:
-            self._loss(known)
-            known = next(losses, None)
+        self.rise.pass_to(window.last_step)
         return [_finding(e, window.world_size) for e in self.watch.take(window.last_step)]
 
     def _counts(self, step: int, *, zero: bool) -> bool:
@@ -109,10 +94,6 @@ class MovedInputs:
         self.sparse |= len(self.past) < _LEAST
         return not self.sparse
 
-    def _loss(self, one: tuple[int, float]) -> None:
-        if math.isfinite(one[1]):
-            self.losses.append(one)
-
     def _size(self, step: int, size: float, apart: float) -> None:
         self.last.append((step, size))
         if len(self.last) < _LASTS:
@@ -122,17 +103,13 @@ class MovedInputs:
         if found is None:
             self.watch.good(step)
         else:
-            self.watch.bad(step, found, first_step=self.since).facts = found
+            self.watch.bad(step, found, first_step=self.rise.since).facts = found
         self.last.popleft()
         # What was found does not become usual while it lasts.
-        if found is None and (self.since < 0 or oldest[0] < self.since or self._settled(step)):
+        rise = self.rise
+        if found is None and (rise.since < 0 or oldest[0] < rise.since or rise.settled(step)):
             if oldest[1] > math.log(2 * _ZERO):
                 self.past.append(oldest[1])
-
-    def _settled(self, step: int) -> bool:
-        """Whether the losses since are enough to say that they have not risen."""
-        known = sum(self.since <= at <= step for at, _ in self.losses)
-        return known >= _MOST_LOSSES or len(self.losses) < _LOSSES
 
     def _judged(self, apart: float) -> Moved | None:
         if len(self.past) < _LEAST:
@@ -145,29 +122,19 @@ class MovedInputs:
         if not same or least <= max(math.log(_FACTOR), _SIGMAS * sigma) or apart > 0.5 * least:
             # Of one rank alone, or two that went apart, others speak (`input_sizes`).
             if not same or least <= 0.5 * math.log(_FACTOR):
-                self.since = -1
+                self.rise.forget()
             return None
-        if self.since < 0:
-            self.since = self.last[0][0]
-            before = [loss for at, loss in self.losses if at < self.since]
-            self.baseline = tuple(before[-_MOST_LOSSES:])
+        self.rise.begin(self.last[0][0])
         factor = math.exp(float(np.median(moves)))
         return self._of_harm(factor, math.exp(usual))
 
     def _of_harm(self, factor: float, usual: float) -> Moved | None:
         known = self.watch.current
-        held = known is not None and known.first_step == self.since
-        if held and known is not None:
+        if known is not None and known.first_step == self.rise.since:
             return Moved(factor, usual, known.facts.before, known.facts.after)
-        before: Float64 = np.array(self.baseline)
-        after = np.array([loss for at, loss in self.losses if at >= self.since][:_MOST_LOSSES])
-        enough = min(len(before), len(after)) >= _LOSSES
-        was, now = (
-            (float(np.median(before)), float(np.median(after))) if enough else (math.nan, math.nan)
-        )
-        rise = max(_RISE * robust_sigma(before), _SHARE * abs(was)) if enough else math.inf
-        if now - was > rise or max(factor, 1 / factor) >= _BEYOND:
-            return Moved(factor, usual, was, now)
+        before, after, rose = self.rise.judged()
+        if rose or max(factor, 1 / factor) >= _BEYOND:
+            return Moved(factor, usual, before, after)
         return None
 
 

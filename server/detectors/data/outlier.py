@@ -11,9 +11,11 @@ import numpy as np
 
 from rankscope.agent.wire import NO_SAMPLE, SAMPLE_DIGESTS
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.data import moved_inputs, odd_inputs
+from rankscope.server.detectors.data import input_moments, moved_inputs, odd_inputs
+from rankscope.server.detectors.data.changed_inputs import ChangedInputs
 from rankscope.server.detectors.data.input_sizes import SERIES as INPUT_SIZES
 from rankscope.server.detectors.data.input_sizes import InputSizes
+from rankscope.server.detectors.data.unlike_inputs import UnlikeInputs
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
 from rankscope.server.detectors.mechanisms.statistics import (
     Progress,
@@ -149,6 +151,8 @@ class OutlierState:
     inputs: InputSizes = field(default_factory=InputSizes)
     odd_inputs: odd_inputs.OddInputs = field(default_factory=odd_inputs.OddInputs)
     moved: moved_inputs.MovedInputs = field(default_factory=moved_inputs.MovedInputs)
+    unlike: UnlikeInputs = field(default_factory=UnlikeInputs)
+    changed: ChangedInputs = field(default_factory=ChangedInputs)
 
 
 class DataOutlier(Detector[OutlierState]):
@@ -156,7 +160,8 @@ class DataOutlier(Detector[OutlierState]):
 
     One broken or mislabelled sample, a file of another kind, an empty text. What it does to the
     gradient is in every copy of the model. And ranks whose inputs have become larger or smaller to
-    stay so, as under another normalisation, while the others' have not.
+    stay so, as under another normalisation, while the others' have not, or that are distributed
+    otherwise than the others': mirrored images, columns in another order, another tokenizer.
 
     Statistic:
         d = the logarithm of a rank's loss minus the median of the ranks'; z = d over the robust
@@ -179,15 +184,24 @@ class DataOutlier(Detector[OutlierState]):
         single ones, on one rank or on all: further from the median of the rank's last 64 (16 at
         least) than a factor of 5, 10 robust standard deviations and 3 times the furthest of these,
         and at most one of the 4 after it.
+        Kinds of inputs: the moments that agents report (`input_moments/...`, `token_moments/...`).
+        Of the last 64 observations (or 32, or 16), in 8 blocks, a rank's distance from the median
+        of the others' lies on one side in all blocks, is 8 times its standard error by them, and
+        is above 0.4 standard deviations of a single sample (tokens: 0.2 in mean signs) and above
+        6 standard errors by the number of different samples a rank has read, while the others
+        agree within a third of it. Or the means over all ranks of 8 consecutive observations all
+        lie beyond the last 64 (16 at least) on one side, by as much, and the loss rose as above.
 
     Severity:
-        Info for one; warning where they recur (inputs: at 3 steps), and for inputs of another size.
+        Info for one; warning where they recur (inputs: at 3 steps), and for inputs of another size
+        or kind. Info for kinds that have been different from the start, up to 1.5 times the
+        distance at which they count (of two ranks, 2 times): shards may be so.
 
     Evidence:
         `steps`, `losses`, `others` (median of the ranks), `z`, `pattern`, `period`; of inputs
         `factor` and `usual` (what they were before), with those of all ranks `loss_before` and
         `loss_after`, of single ones `steps`, `factors` and
-        `period` (0: none).
+        `period` (0: none); of kinds `distance` and `moments`, the series.
 
     Source:
         Peers as their own control, as in `rank.loss_outlier`; Chowdhery et al. (2022), PaLM, skip
@@ -196,7 +210,7 @@ class DataOutlier(Detector[OutlierState]):
 
     kinds = ("data.outlier",)
     needs = ("loss",)
-    wants = (INPUT_SIZES,)
+    wants = (INPUT_SIZES, "samples", "sample_elements", "loader_batches", *input_moments.SERIES)
     policy: OutlierPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
@@ -239,6 +253,7 @@ class DataOutlier(Detector[OutlierState]):
         findings += tuple(state.inputs.take(window))
         findings += tuple(state.odd_inputs.take(window, INPUT_SIZES))
         findings += tuple(state.moved.take(window, INPUT_SIZES))
+        findings += tuple(_of_kinds(findings, state, window))
         return Outcome({"data.outlier": _check(state, self.policy)}, findings)
 
     def _take(
@@ -332,6 +347,13 @@ class DataOutlier(Detector[OutlierState]):
             # One that keeps coming back is one alert and not one each time.
             gaps = [b.step - a.step for a, b in zip(facts.odd, facts.odd[1:], strict=False)]
             episode.clear_after = max(episode.clear_after, 3 * max(gaps))
+
+
+def _of_kinds(findings: tuple[Finding, ...], state: OutlierState, window: Window) -> list[Finding]:
+    """Inputs of another kind, but for those that were found to be of another size alone."""
+    resized = {f.ranks for f in findings if f.key.startswith("inputs:")}
+    found = state.unlike.take(window) + state.changed.take(window)
+    return [f for f in found if f.ranks not in resized]
 
 
 class _Held:

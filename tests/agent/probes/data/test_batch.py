@@ -127,7 +127,9 @@ def test_samples_and_tokens_of_all_micro_batches():
     ids = torch.randint(0, 9, (4, 7))
     call = ((), {"input_ids": ids, "attention_mask": torch.ones(4, 7, dtype=torch.bool)})
     _, harness = run([call, call], [((image(0),), {})])
-    assert harness.steps[0].scalars == {"samples": 8, "tokens": 56, "sample_elements": 7}
+    scalars = harness.steps[0].scalars
+    counts = {name: value for name, value in scalars.items() if "moments" not in name}
+    assert counts == {"samples": 8, "tokens": 56, "sample_elements": 7}
     assert harness.steps[1].scalars.keys() == {
         "samples",
         "input_rms",
@@ -285,3 +287,13 @@ def test_samples_that_are_all_alike():
     assert scalars_of(torch.randn(8, 3, 5))["input_spread"] == pytest.approx(0.94, abs=0.1)
     assert scalars_of(torch.randn(8, 3, 5))["sample_elements"] == 15
     assert "input_spread" not in scalars_of(torch.randn(1, 5))
+
+
+def test_how_the_inputs_are_distributed():
+    scalars = scalars_of(torch.randn(32, 3, 5))
+    assert sum(name.startswith("input_moments/") for name in scalars) == 12
+    # Mean squares of projections of length 1 of normal numbers.
+    assert scalars["input_moments/4"] == pytest.approx(1, abs=0.6)
+    tokens = scalars_of(torch.arange(40).reshape(4, 10))
+    assert sum(name.startswith("token_moments/") for name in tokens) == 12
+    assert not any(name.startswith("input_moments/") for name in tokens)
