@@ -39,6 +39,8 @@ COURSE_RULES = (
             "loss.oscillating",
             "rank.loss_outlier",
             "rank.gradient_outlier",
+            # Activations that a stage of a pipeline is given.
+            "data.replayed",
         ),
         same_ranks=False,
         why="after a loss that is not finite, the parameters may not be finite either",

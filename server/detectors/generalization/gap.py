@@ -33,6 +33,8 @@ class GapPolicy(Policy):
 
     Attributes:
         evaluations: number of evaluations that are needed before anything is judged.
+        few: the same where each evaluation since the best is worse than the one before it, of which
+            one of 24 orders of four is so: short jobs have no more of them.
         after: number of evaluations after the best one that have to be exceeded.
         last: number of most recent evaluations whose median is judged.
         surer: rise of the accuracy since the best evaluation, from which on the answers are not
@@ -49,6 +51,7 @@ class GapPolicy(Policy):
     """
 
     evaluations: Count = 6
+    few: Count = 4
     after: Count = 3
     last: Count = 3
     surer: Share = 0.005
@@ -145,7 +148,8 @@ class GeneralizationGap(Detector[GapState]):
     is of the training data is not.
 
     Statistic:
-        With 6 evaluations or more, 3 of them after the best: the median of the last 3 lies above
+        With 6 evaluations or more (4 where each since the best is worse than the one before; then
+        the newest counts), 3 of them after the best: the median of the last 3 lies above
         the best by more than 5 % of it, by more than 4 times the noise of the evaluations (from
         the differences of neighbours) and by more than 5 % of what they had gained, rises since
         the best (Mann-Kendall Z above 2), and the loss of training (median of up to 20, of the
@@ -181,7 +185,7 @@ class GeneralizationGap(Detector[GapState]):
 
     def reaches(self) -> tuple[Reach, ...]:
         """Evaluations whose loss can change."""
-        return (Reach(self.needs, self.policy.evaluations, TO_THE_END, moves="at all"),)
+        return (Reach(self.needs, self.policy.few, TO_THE_END, moves="at all"),)
 
     def start(self) -> GapState:
         """Nothing seen yet."""
@@ -269,17 +273,23 @@ class GeneralizationGap(Detector[GapState]):
             _update(state.watch.bad(new.step, known.facts), new, median(last))
             return
         later = [e for e in state.evaluations if e.step >= best.step]
-        if state.total < policy.evaluations or len(later) <= policy.after:
+        losses = [e.loss for e in later]
+        few = state.total < policy.evaluations
+        if few and (state.total < policy.few or losses != sorted(losses)):
             state.watch.good(new.step)
             return
-        now = median([e.loss for e in later[-policy.last :]])
+        if len(later) <= policy.after:
+            state.watch.good(new.step)
+            return
+        # Where each is worse than the one before, the newest is no outlier.
+        now = new.loss if few else median(losses[-policy.last :])
         rise = now - best.loss
         noise = robust_sigma(np.diff([e.loss for e in state.evaluations])) / math.sqrt(2)
         rises = (
             rise > policy.slight * scale
             and rise > policy.noise * noise
             and rise > policy.progress * (state.first - best.loss)
-            and mann_kendall([e.loss for e in later]) > policy.trend
+            and (few or mann_kendall(losses) > policy.trend)
             and self._fell(best, new)
         )
         if not rises:
@@ -302,9 +312,9 @@ class GeneralizationGap(Detector[GapState]):
 
     def _check(self, state: GapState) -> Check:
         most = max((course.total for course in state.courses.values()), default=0)
-        judged = [c for c in state.courses.values() if c.total >= self.policy.evaluations]
+        judged = [c for c in state.courses.values() if c.total >= self.policy.few]
         if not judged:
-            return too_few(most, "evaluation", self.policy.evaluations)
+            return too_few(most, "evaluation", self.policy.few)
         if not any(c.best is not None and math.isfinite(c.best.training) for c in judged):
             return Check.missing("No rank posts the loss of training.")
         return Check.ok(sentences(*(_standing(course) for course in judged[:4])))

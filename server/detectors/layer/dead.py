@@ -231,9 +231,11 @@ class LayerDead(Detector[DeadState]):
                 if metric in found:
                     self._units(found[metric], what, state)
         outputs = *collapsed.SERIES, *reconstruction.SERIES
+        answers = _answers(window)
         for step, row in together(window, "loss", "input_spread", *outputs):
             state.outputs.push(step, row, self.policy)
-            state.rebuilt.push(step, row)
+            if answers:
+                state.rebuilt.push(step, row)
         state.ranks.take(window)
         findings = [cut_finding(e, window) for e in state.cut.take(window.last_step)]
         findings += [
@@ -415,6 +417,17 @@ def _idle(episode: Episode[Idle], policy: DeadPolicy) -> Finding:
         alike=policy.alike,
         overwriting=policy.overwriting,
     )
+
+
+def _answers(window: Window) -> bool:
+    """Whether what ranks return in the shape of their inputs is what the loss is taken of.
+
+    A stage of a pipeline returns such things to the next one, and has no loss.
+    """
+    made, losses = (window.series.get(name) for name in (*reconstruction.SERIES, "loss"))
+    if made is None or losses is None:
+        return False
+    return bool((made.present.any(axis=1) & losses.present.any(axis=1)).any())
 
 
 def _check(state: DeadState, policy: DeadPolicy) -> Check:

@@ -13,6 +13,7 @@ from rankscope.server.detectors.effects import BLUR, EPISODE, Rule
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
 from rankscope.server.detectors.mechanisms.history import Phases
 from rankscope.server.detectors.mechanisms.incident import AGREED_UNTIL
+from rankscope.server.detectors.mechanisms.leaps import BEYOND, Leaps
 from rankscope.server.detectors.mechanisms.statistics import Spacing, rank_rows
 from rankscope.server.detectors.mechanisms.wording import count, if_several, number, sentences
 from rankscope.server.detectors.policy import Observations, Policy, Share, Times
@@ -73,16 +74,19 @@ class DroppedState:
     """What is remembered: steps and every rank's loss, [R] each; `begin`: the first mean losses.
 
     Attributes:
+        reaches: by how much the step before each can have changed it; NaN where not known.
         ranks: that have posted a loss.
     """
 
     steps: deque[int] = field(default_factory=deque)
+    reaches: deque[float] = field(default_factory=deque)
     losses: deque[Float64] = field(default_factory=deque)
     begin: list[float] = field(default_factory=list)
     ranks: tuple[int, ...] = ()
     signed: bool = False
     spacing: Spacing = field(default_factory=Spacing)
     phases: Phases = field(default_factory=Phases)
+    leaps: Leaps = field(default_factory=Leaps)
     watch: Watch[Drop] = field(default_factory=Watch)
 
 
@@ -99,8 +103,10 @@ class LossDropped(Detector[DroppedState]):
         fall to a half or less, and of each rank's own to 1 / 1.4. The first step of these has 0.6
         of the fall on the logarithm, and twice the largest move between the neighbours of the 32.
         Not below a twentieth of the loss of the first steps, nor from above twice the very first
-        one, nor of losses that are not positive or
-        not known at every step. Over when 8 observations are nearer to the level before.
+        one, nor where the step before can have made a third of the fall (its length times the
+        largest norm of the gradient before and after it: the mean value theorem), nor of losses
+        that are not positive or not known at every step. Over when 8 observations are nearer to the
+        level before.
 
     Severity:
         Warning; info where the data became others at that step, or a mark was set.
@@ -116,7 +122,7 @@ class LossDropped(Detector[DroppedState]):
     kinds = ("loss.dropped",)
     of_one_task = True
     needs = ("loss",)
-    wants = tuple(Phases.SERIES)
+    wants = (*Phases.SERIES, *Leaps.SERIES)
     effects = (
         Rule(
             root=("loss.rescaled", "mode.", "data.", "update.", "rank.failed", "gradient."),
@@ -148,10 +154,12 @@ class LossDropped(Detector[DroppedState]):
         """Takes the losses step by step."""
         policy = self.policy
         state.phases.take(window)
+        state.leaps.take(window)
         known = np.isin(window.ranks, state.ranks)
         for step, row in zip(*(a.tolist() for a in rank_rows(window, "loss")), strict=True):
             losses = np.array(row)
             state.spacing.push(step)
+            state.leaps.pass_to(step)
             # A server of parameters has none, ever, and a stage but the last one.
             there = ~np.isnan(losses)
             if there.sum() > len(state.ranks) or not there[known].all():
@@ -173,6 +181,7 @@ class LossDropped(Detector[DroppedState]):
                 self._follow(state, episode.facts, step, float(losses.mean()))
                 continue
             state.steps.append(step)
+            state.reaches.append(state.leaps.reach(step))
             state.losses.append(losses)
             if len(state.steps) < policy.before + policy.after or state.signed:
                 continue
@@ -181,10 +190,12 @@ class LossDropped(Detector[DroppedState]):
             if found is None:
                 state.watch.good(at)
                 state.steps.popleft()
+                state.reaches.popleft()
                 state.losses.popleft()
             else:
                 state.watch.bad(step, found, first_step=at)
                 _forget(state)
+        state.leaps.pass_to(window.last_step)
         findings = [_finding(e) for e in state.watch.take(window.last_step)]
         return Outcome({"loss.dropped": self._check(state)}, tuple(findings))
 
@@ -210,6 +221,8 @@ class LossDropped(Detector[DroppedState]):
         if usual < policy.level * float(np.mean(state.begin)):
             return None
         if usual > policy.above * state.begin[0]:
+            return None
+        if last - first < BEYOND * state.reaches[n]:
             return None
         steps = list(state.steps)
         return Drop(
@@ -241,6 +254,7 @@ class LossDropped(Detector[DroppedState]):
 
 def _forget(state: DroppedState) -> None:
     state.steps.clear()
+    state.reaches.clear()
     state.losses.clear()
 
 

@@ -37,11 +37,16 @@ _STRIDE = 10
 
 @dataclass(slots=True)
 class PlateauState:
-    """What `loss.plateau` remembers."""
+    """What `loss.plateau` remembers.
+
+    Attributes:
+        total: losses that are judged; `passed` counts those of a rate far below its peak, too.
+    """
 
     last: deque[float]
     accuracies: deque[float]
     total: int = 0
+    passed: int = 0
     first: list[float] = field(default_factory=list)
     start_step: int = 0
     first_accuracies: list[float] = field(default_factory=list)
@@ -72,12 +77,12 @@ class LossPlateau(Detector[PlateauState]):
     """Nothing is learned: the loss is where it began, or where a constant answer has it.
 
     Statistic:
-        After 200 steps with a learning rate of at least a tenth of its peak, examined every 10: the
-        mean of the last 100 losses lies less than 5 % below that of the first 50. Once it has
-        fallen by more, this kind has nothing more to say. A training that was resumed, or that has
-        nothing left to learn, looks the same; so it is reported only if the accuracy is 0.6 or less
-        and has not risen (by 3 standard errors, and 0.05), or, where there is no accuracy, if the
-        updates say more.
+        After 200 steps, examined every 10, of those with a learning rate of at least a tenth of its
+        peak: the mean of the last 100 losses lies less than 5 % below that of the first 50. Once it
+        has fallen by more, this kind has nothing more to say. A training that was resumed, or that
+        has nothing left to learn, looks the same; so it is reported only if the accuracy is 0.6 or
+        less and has not risen (by 3 standard errors, and 0.05), or, where there is no accuracy, if
+        the updates say more.
 
         Or, wherever the loss began: over the last 100 losses, which do not fall (Mann-Kendall Z of
         ten medians of ten above -2.5; of losses that scatter so much that a fall of 5 % would not
@@ -159,7 +164,12 @@ class LossPlateau(Detector[PlateauState]):
             loss = row.get("loss", math.nan)
             if not math.isfinite(loss):
                 continue
+            state.passed += 1
             if math.isfinite(state.rate) and state.rate < self.policy.rate * state.peak:
+                # Such steps teach nothing, but are as many in which nothing was learned.
+                full = len(state.last) == self.policy.last and not state.signed
+                if full and state.passed == self.policy.evidence:
+                    self._judge(step, state)
                 continue
             state.signed |= loss < 0
             state.total += 1
@@ -226,11 +236,11 @@ class LossPlateau(Detector[PlateauState]):
         first, last = float(np.mean(state.first)), float(np.mean(state.last))
         state.flat = first - last <= policy.min_gain * abs(first)
         # Once it has fallen it may rise again, which is no matter of this kind.
-        state.moved |= not state.flat and state.total >= policy.evidence
+        state.moved |= not state.flat and state.passed >= policy.evidence
         shares = self._recent_shares(state)
         explained = float(np.mean(shares)) if len(shares) >= policy.shares else math.nan
         nothing = rash = worse = False
-        if state.total >= policy.evidence:
+        if state.passed >= policy.evidence:
             nothing, rash = self._constant(shares, state), self._rash(explained, state)
             worse = self._worse(shares, state)
         elif not state.turns and answers_nothing(state.last, state.shares, state.total, policy):
@@ -267,7 +277,7 @@ class LossPlateau(Detector[PlateauState]):
             inputs=median(state.inputs),
             nears=worse and self._nears(state),
             guessed=guessed,
-            short=state.total < policy.evidence,
+            short=state.passed < policy.evidence,
         )
         if (
             not facts.rash
@@ -411,8 +421,8 @@ def _check(state: PlateauState, policy: PlateauPolicy) -> Check:
     if state.moved:
         first = number(float(np.mean(state.first)))
         return Check.ok(f"The loss has fallen from {first} to {number(state.last[-1])}.")
-    if state.total < policy.evidence:
-        return too_few(state.total, "finite loss value", policy.evidence)
+    if state.passed < policy.evidence:
+        return too_few(state.passed, "finite loss value", policy.evidence)
     if state.unclear:
         return Check.insufficient("Single losses scatter too much to show whether they have moved.")
     if state.accuracies or state.updates:

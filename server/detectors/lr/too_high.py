@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -17,6 +17,7 @@ from rankscope.server.detectors.layer.dead import LayerDead
 from rankscope.server.detectors.loss.diverging import LossDiverging
 from rankscope.server.detectors.loss.oscillating import LossOscillating
 from rankscope.server.detectors.lr import momentum
+from rankscope.server.detectors.lr.fastest import Fastest
 from rankscope.server.detectors.lr.momentum import Momentum
 from rankscope.server.detectors.lr.start import BadStart
 from rankscope.server.detectors.mechanisms.history import Companions, rate_sentence
@@ -102,6 +103,7 @@ class HighState:
     rates: list[tuple[int, float]] = field(default_factory=list)
     inputs: deque[float] = field(default_factory=lambda: deque(maxlen=16))
     start: BadStart = field(default_factory=BadStart)
+    fastest: Fastest = field(default_factory=Fastest)
     momentum: Momentum = field(default_factory=Momentum)
     judged: dict[tuple[str, int], High | None] = field(default_factory=dict)
     current: tuple[str, int] | None = None
@@ -130,6 +132,9 @@ class RateTooHigh(Detector[HighState]):
         As the first sign has it; a sign that is but info is none. Warning for the first steps (key
         `start`, until the answers are worth more) and for a momentum (key `momentum`, over after 50
         steps without).
+
+    Where ranks have rates of their own (stages of a pipeline), those far above the others' are
+    named.
 
     Evidence:
         `sign` (its kind, `start` or `momentum`), `lr`, `update_ratio` where it is posted,
@@ -189,6 +194,7 @@ class RateTooHigh(Detector[HighState]):
                 state.updates.append((step, row["update_ratio"]))
             if math.isfinite(row.get("input_rms", math.nan)):
                 state.inputs.append(row["input_rms"])
+        state.fastest.take(window)
         findings: list[Finding] = []
         answers = [detector.advance(window, memory) for detector, memory in state.parts]
         reported = [
@@ -218,7 +224,7 @@ class RateTooHigh(Detector[HighState]):
                 state.current = identity
             if state.current == identity:
                 state.last_step = max(state.last_step, sign.last_step)
-                findings.append(_finding(sign, high, self.policy))
+                findings.append(_finding(sign, high, state.fastest, self.policy))
         if _start_counts(state):
             findings.append(_start_finding(state.start, self.policy))
         findings += [momentum.finding(e) for e in state.momentum.watch.take(window.last_step)]
@@ -336,7 +342,10 @@ def _start_finding(start: BadStart, policy: HighPolicy) -> Finding:
     )
 
 
-def _finding(sign: Finding, high: High, policy: HighPolicy) -> Finding:
+def _finding(sign: Finding, high: High, fastest: Fastest, policy: HighPolicy) -> Finding:
+    if fastest.ranks and high.rise is None:
+        # Stages of a pipeline may have rates of their own: the mean of them is nobody's.
+        high = replace(high, rate=fastest.rate)
     evidence: dict[str, Any] = {"sign": sign.kind, "lr": high.rate}
     first = sign.first_step if high.since is None else min(high.since, sign.first_step)
     if math.isfinite(high.update):
@@ -372,7 +381,8 @@ def _finding(sign: Finding, high: High, policy: HighPolicy) -> Finding:
     return Finding(
         kind="lr.too_high",
         severity=sign.severity,
-        title=f"The learning rate of {number(high.rate)} is too high",
+        title=f"The learning rate of {number(high.rate)}{fastest.where()} is too high",
+        ranks=fastest.ranks,
         seen_step=sign.seen_step,
         last_step=sign.last_step,
         first_step=first,

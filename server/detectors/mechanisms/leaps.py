@@ -20,7 +20,7 @@ from rankscope.server.window import Float64, Window
 _BACK = 8
 # The rise, over the most that the step can have changed the loss by, and over the range of the
 # losses before it: a batch differs from another one, and so does its gradient.
-_BEYOND, _CLEAR = 3.0, 3.0
+BEYOND, _CLEAR = 3.0, 3.0
 # Relative difference of the ranks' norms up to which they hold the same: those of shards differ.
 _ALIKE = 1e-3
 # The gradient before it is reduced, and clipped by whatever hand.
@@ -117,14 +117,14 @@ class Leaps:
         if not math.isfinite(loss):
             return
         self.losses.append(loss)
-        reach = self._reach(step)
+        reach = self.reach(step)
         if len(before) < _BACK or not reach > 0 or step - self.written <= 1:
             return
         highest = max(before)
-        if loss - highest > max(_BEYOND * reach, _CLEAR * (highest - min(before))):
+        if loss - highest > max(BEYOND * reach, _CLEAR * (highest - min(before))):
             self.found.append(Leap(step, float(np.median(before)), loss, reach))
 
-    def _reach(self, step: int) -> float:
+    def reach(self, step: int) -> float:
         """By how much the update before a step can have changed its loss; NaN where not known."""
         updates = [value for at, value in self.updates if at == step - 1]
         gradients = [value for at, value in self.gradients if step - 1 <= at <= step]

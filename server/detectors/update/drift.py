@@ -111,14 +111,17 @@ class UpdateDrift(Detector[DriftState]):
         n, with 64 norms or more. Growth: above 10 times what it was at the start, and from each of
         these to the next faster than n squared. (Steps of one size and one direction make it grow
         with n, of one size and random directions with the root of n.) Fading: below a tenth of the
-        largest, and falling by more than the fourth root of n from each to the next, until it is no
-        longer below that tenth. Over after 50 steps. Held down: below half of the largest, while
-        the last 100 losses do not fall (Mann-Kendall Z above -1) and the gradients of consecutive
-        samples have a median cosine of 0.3 or more and a tenth of their size at the start, at three
-        examinations in a row: a minimum has gradients that are noise. Or, of SGD, where the loss
-        may fall: weight decay times norm is half or more of what gradients agree on, their norm
-        times the root of the cosine. Of Adam whose decay is part of the gradient any shrinking will
-        do where weight decay times norm is 3 times the size of the gradient.
+        largest (of what began 10 times smaller, of 10 times that), and falling by more than the
+        fourth root of n from each to the next, until it is no longer below that tenth. Over after
+        50 steps. Held down: below half of the largest, while the last 100 losses do not fall
+        (Mann-Kendall Z above -1) and the gradients of consecutive samples have a median cosine of
+        0.3 or more and a tenth of their size at the start, at three examinations in a row: a
+        minimum has gradients that are noise. Or, of SGD, where the loss may fall: weight decay
+        times norm is half or more of what gradients agree on, their norm times the root of the
+        cosine. Of Adam whose decay is part of the gradient any shrinking will do where weight decay
+        times norm is 3 times the size of the gradient. Or the decay forgets: learning rate times
+        weight decay has a median of 5e-3 or more over the last 100 losses, and the parameters are
+        below half of the largest.
 
     Severity:
         Warning; critical from 1,000 times what it was at the start on.
@@ -173,8 +176,10 @@ class UpdateDrift(Detector[DriftState]):
             passed = math.log((late - first_step) / max(early - first_step, 1))
             powers.append(math.log(norm / then) / passed if passed > 0 else 0.0)
         grows = exceeds(now, policy.grown * state.first) and min(powers) > policy.power
-        # What has faded is not back because nothing is left that could go on fading.
-        gone = exceeds(policy.faded * state.worst, now)
+        # What has faded is not back because nothing is left that could go on fading. Parameters
+        # that large steps have blown up shrink on their way back to what they were.
+        whole = min(state.worst, policy.grown * min(state.first, state.norms[0]))
+        gone = exceeds(policy.faded * whole, now)
         known = state.watch.open(step)
         fading = known is not None and known.facts.now < known.facts.first
         fades = gone and (fading or max(powers) < -policy.falling)

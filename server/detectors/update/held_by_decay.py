@@ -26,6 +26,9 @@ _FIRST, _AROUND = 10, 5
 # Steps within which a decay has to take something off, for it to be what holds parameters down: as
 # many as there are losses that do not fall. A tenth would take ten times as long as they show.
 _WITHIN, _SOMETHING = 100, 0.1
+# What a step takes off from which on nothing is remembered for 200 steps: rates times decays that
+# are in use come to 1e-5 to 1e-3 (0.1 times 5e-4 of SGD, 1e-3 times 0.1 of AdamW).
+_FORGETS, _IN_USE = 5e-3, 1e-3
 # At 1 a decay takes back all that gradients add, and parameters stand still: what is twice that is
 # no decay that all of them have.
 _NOT_ALL = 2.0
@@ -77,6 +80,7 @@ class Held:
             what holds the parameters down, or is not known, as with Adam.
         drowns: weight decay times norm, over the size of the gradient, where Adam divides their sum
             by its size, and so follows the decay; NaN where it does not.
+        forgets: whether the decay alone takes so much off that nothing is kept for long.
     """
 
     most: float
@@ -87,6 +91,7 @@ class Held:
     decay: float
     takes: float
     drowns: float = math.nan
+    forgets: bool = False
 
 
 @dataclass(slots=True)
@@ -111,11 +116,13 @@ class HeldState:
     _losses: deque[tuple[int, float]] = field(init=False)
     _cosines: deque[tuple[int, float]] = field(init=False)
     _norms: deque[float] = field(init=False)
+    _decays: deque[float] = field(init=False)
     _sizes: deque[float] = field(default_factory=lambda: deque(maxlen=_AROUND))
 
     def __post_init__(self) -> None:
         half = self.policy.flat // 2
         self._losses = deque(maxlen=self.policy.flat)
+        self._decays = deque(maxlen=self.policy.flat)
         self._cosines, self._norms = deque(maxlen=half), deque(maxlen=half)
 
     def push(self, step: int, row: dict[str, float]) -> None:
@@ -140,6 +147,7 @@ class HeldState:
         if not math.isfinite(row.get("loss", math.nan)):
             return
         self._losses.append((step, row["loss"]))
+        self._decays.append(math.nan if self.adam and self.coupled else self.rate * self.decay)
         self.counted += 1
         if len(self._losses) == self.policy.flat and self.counted % BLOCK == 0:
             self._judge(step)
@@ -159,6 +167,9 @@ class HeldState:
             and asks >= policy.asks
         )
         losses = [loss for _, loss in self._losses]
+        # Once it is open, a rate that decays to what others have ends it, and no half of it.
+        least = _FORGETS if self.watch.open(step) is None else _IN_USE
+        forgets = median(self._decays) >= least and now < policy.shrunk * self.most
         takes = math.nan
         if held and not self.adam:
             # What gradients share of their direction is the root of their cosine of their size.
@@ -168,7 +179,7 @@ class HeldState:
             blocks = [median(losses[at : at + BLOCK]) for at in range(0, len(losses), BLOCK)]
             known = self.watch.open(step) is not None
             held = mann_kendall(blocks) > -(policy.falls if known else policy.falling)
-        if not held:
+        if not (held or forgets):
             self.in_a_row = 0
             self.watch.good(step)
             return
@@ -176,9 +187,13 @@ class HeldState:
         if self.in_a_row < policy.looks:
             return
         decay = math.nan if self.coupled else self.rate * self.decay
+        if not held:
+            episode = self.watch.open(step)
+            decay = max(median(self._decays), episode.facts.decay if episode is not None else 0.0)
         takes = takes if strong else math.nan
         facts = Held(self.most, now, asks, cosine, median(losses[-BLOCK:]), decay, takes)
-        facts.drowns = drowns if drowned else math.nan
+        facts.drowns = drowns if held and drowned else math.nan
+        facts.forgets = not held
         since = self._losses[0][0]
         self.watch.bad(step, facts, first_step=since).facts = facts
 
@@ -187,6 +202,8 @@ def finding(episode: Episode[Held]) -> Finding:
     """What is reported of it."""
     facts = episode.facts
     strong = math.isfinite(facts.takes)
+    if facts.forgets:
+        return _forgets(episode)
     known = math.isfinite(facts.decay) and facts.decay > 0
     drowns = math.isfinite(facts.drowns)
     if drowns:
@@ -252,4 +269,29 @@ def finding(episode: Episode[Held]) -> Finding:
             **({"takes": facts.takes} if strong else {}),
             **({"drowns": facts.drowns} if drowns else {}),
         },
+    )
+
+
+def _forgets(episode: Episode[Held]) -> Finding:
+    facts = episode.facts
+    return episode.finding(
+        kind="update.drift",
+        key="held",
+        severity="warning",
+        title=(
+            f"The parameters have shrunk from {number(facts.most)} to {number(facts.now)}: the "
+            f"weight decay takes {percent(facts.decay)} off at each step"
+        ),
+        stage="parameters",
+        cause=(
+            f"The learning rate times the weight decay is {number(facts.decay)}, where 1e-5 to "
+            f"1e-3 is usual: what was learned {number(1 / facts.decay)} steps ago has faded to a "
+            "third. The model holds only what the latest batches say, and steps are large beside "
+            "what is left of the parameters."
+        ),
+        remedy=(
+            "Divide the weight decay by 100 or more (SGD: 1e-4 to 5e-4; AdamW: 0.01 to 0.1), and "
+            "leave it out for biases and normalisations."
+        ),
+        evidence={"most": facts.most, "now": facts.now, "decay": facts.decay},
     )
