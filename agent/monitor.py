@@ -19,6 +19,7 @@ from rankscope.agent.delivery.address import address_of
 from rankscope.agent.delivery.session import Session
 from rankscope.agent.guard import Guard, contained_keywords, message_of
 from rankscope.agent.null_monitor import NullMonitor, stand_in
+from rankscope.agent.process.error_in_flight import error_in_flight
 from rankscope.agent.process.flight_recorder import last_collectives
 from rankscope.agent.process.thread_phase import phase_of, place_of, place_of_error, stacks_of
 from rankscope.agent.schedule import Schedule
@@ -250,16 +251,16 @@ class Monitor:
 
     def close(self) -> None:
         """Ends the monitor: sends what is left (within 5 s) and takes every hook back."""
-        self._leave("finished", "")
+        self.__exit__(None, error_in_flight(), None)
 
     def __enter__(self) -> Any:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
         if error is None:
-            self.close()
+            self._leave("finished", "")
         else:
-            self._failed_at = place_of_error(trace)
+            self._failed_at = place_of_error(error.__traceback__)
             self._leave("failed", message_of(error)[:2000])
 
     @property

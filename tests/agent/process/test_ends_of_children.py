@@ -24,13 +24,18 @@ def broken():
 def train(url, spool, end):
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    agent.attach(model, optimizer, server=url, spool=spool, run="child")
+    monitor = agent.attach(model, optimizer, server=url, spool=spool, run="child")
     for _ in range(3):
         optimizer.zero_grad()
         model(torch.ones(4, 2)).sum().backward()
         optimizer.step()
     if end == "raise":
         broken()
+    if end == "closed":
+        try:
+            broken()
+        finally:
+            monitor.close()
     if end == "exit":
         sys.exit(3)
     if end == "handled":
@@ -54,6 +59,7 @@ if __name__ == "__main__":
     [
         ("fork", "", 0, "finished", ""),
         ("fork", "raise", 1, "failed", "RuntimeError: boom"),
+        ("fork", "closed", 1, "failed", "RuntimeError: boom"),
         ("fork", "exit", 3, "failed", "SystemExit: 3"),
         ("fork", "handled", 1, "failed", "RuntimeError: boom"),
         ("spawn", "", 0, "finished", ""),
@@ -77,4 +83,4 @@ def test_an_error_of_a_child_is_told(
         last = collector.batches[-1]
     assert (last.state, last.error) == (state, error)
     # The traceback is printed as without the agent.
-    assert ("RuntimeError: boom" in done.stderr) == (end == "raise")
+    assert ("RuntimeError: boom" in done.stderr) == (end in ("raise", "closed"))
