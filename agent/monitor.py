@@ -13,19 +13,19 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rankscope.agent.actions import Actions
+from rankscope.agent.alert_context import Surroundings
 from rankscope.agent.delivery import process_exit
 from rankscope.agent.delivery.address import address_of
 from rankscope.agent.delivery.session import Session
 from rankscope.agent.guard import Guard, contained_keywords, message_of
-from rankscope.agent.judgement import Judgement, Verdict
 from rankscope.agent.null_monitor import NullMonitor, stand_in
 from rankscope.agent.process.error_in_flight import error_in_flight
 from rankscope.agent.process.flight_recorder import last_collectives
 from rankscope.agent.process.thread_phase import phase_of, place_of, place_of_error, stacks_of
 from rankscope.agent.schedule import Schedule
 from rankscope.agent.steps.count import StepCount
-from rankscope.agent.surroundings import Surroundings
 from rankscope.agent.tripwires import SAMPLES, Trip, Tripwires
+from rankscope.agent.verdict import Judgement, Verdict
 from rankscope.agent.wire import Event
 
 if TYPE_CHECKING:

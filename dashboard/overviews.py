@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 
-from rankscope.dashboard import alert_chart, assets, tails
+from rankscope.dashboard import alert_chart, assets, growing
 from rankscope.dashboard.figures import (
     THEMES,
     data_by_rank,
@@ -17,9 +17,9 @@ from rankscope.dashboard.figures import (
     divergence_heatmap,
     gradient_noise,
     layer_heatmap,
+    metric_heatmap,
     overlap_matrix,
     rank_curves,
-    rank_heatmap,
     reduced,
     scaling_efficiency,
     time_by_rank,
@@ -63,7 +63,7 @@ def _by_rank(router: APIRouter, source: Source) -> None:
     ) -> Response:
         known(source, run)
         wanted = Selection(from_step=view.from_step, to_step=view.to_step, max_points=columns)
-        figure = rank_heatmap(
+        figure = metric_heatmap(
             source.curves(run, metric, wanted),
             metric=metric,
             theme=view.theme,
@@ -279,7 +279,7 @@ def _by_layer_and_alert(router: APIRouter, source: Source) -> None:
             title = {"text": inert(choice.tensor, _LONGEST_TITLE), "x": 0, "xref": "paper"}
             figure.update_layout(title={**title, "font": {"size": 12}}, margin={"t": 28})
         figure.layout.meta = {**figure.layout.meta, "shows": choice.metric}
-        tails.outline_later(figure)
+        growing.outline_later(figure)
         return assets.figure_response(request, figure)
 
 

@@ -16,7 +16,7 @@ from fastapi.exception_handlers import http_exception_handler
 from fastapi.templating import Jinja2Templates
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from rankscope.dashboard import assets, overviews, ranges, tails
+from rankscope.dashboard import assets, growing, overviews, ranges
 from rankscope.dashboard.figures import (
     THEMES,
     axes,
@@ -209,8 +209,8 @@ def _figures(source: Source) -> APIRouter:
             of = source.curves(run, axes.SERIES[axis], Selection(max_points=_KNOTS))
             if (made := axis_of(axis, of)) is not None:
                 on_axis(figure, made)
-        tails.outline_later(figure)
-        tails.cut(figure, tails.Known.parse(known_points))
+        growing.outline_later(figure)
+        growing.cut(figure, growing.Known.parse(known_points))
         return assets.figure_response(request, figure)
 
     @router.get("/divergence.json")

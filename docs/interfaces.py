@@ -15,8 +15,8 @@ from docs.markdown import NOTICE, split, table
 from rankscope import agent
 from rankscope.agent.steps.array_monitor import ArrayMonitor
 from rankscope.agent.steps.hooks import StepListener
-from rankscope.agent.steps.joined import JoinListener
 from rankscope.agent.steps.torch_monitor import TorchMonitor
+from rankscope.agent.steps.uneven_inputs import JoinListener
 from rankscope.client import Client
 from rankscope.server.app import create_app
 from rankscope.server.settings import Settings

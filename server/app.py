@@ -40,7 +40,7 @@ from rankscope.server.dashboard_data import DatabaseSource
 from rankscope.server.health import Health
 from rankscope.server.processes.background import background
 from rankscope.server.processes.events import Counters, RunEvents
-from rankscope.server.processes.notify import Messenger
+from rankscope.server.processes.postgres_listen import Messenger
 from rankscope.server.settings import Settings
 from rankscope.server.storage.database import migrate
 from rankscope.server.storage.database.engine import open_engine

@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rankscope.server.app import create_app
 from rankscope.server.commands import client
-from rankscope.server.commands.database import (
+from rankscope.server.commands.database_options import (
     add_url,
     age,
     database_text,

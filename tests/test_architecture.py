@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from rankscope.server.detectors.registry import classes
+
 REPOSITORY = Path(__file__).parent.parent
 PACKAGES = ("agent", "client", "server", "dashboard", "migrations")
 
@@ -53,7 +55,10 @@ NAMED_WAITING = {
     ("agent/probes/loss/scaling.py", "other.item()"): "on a CPU alone",
     ("agent/probes/loss/scaling.py", "given.item()"): "on a CPU alone",
     ("agent/probes/loss/scaling.py", "total.item()"): "on a CPU alone",
-    ("agent/probes/arrival.py", "self._event.synchronize()"): "what has been waited for by `ready`",
+    (
+        "agent/probes/numbers_in_transit.py",
+        "self._event.synchronize()",
+    ): "what has been waited for by `ready`",
     (
         "agent/steps/readout.py",
         "self._event.synchronize()",
@@ -77,6 +82,25 @@ NAMED_COLLECTIVES = {
         "agent/delivery/uploader.py",
         "connection.recv(_RECEIVED_BYTES)",
     ): "the sender thread, for its process",
+}
+
+# Kinds of another family than that of the class which finds them, beside the kind it lives by: both
+# are read off the same values, and one set of thresholds holds for both.
+FOUND_BESIDE = {"weights.unscaled": "data.unscaled", "collective.slow": "rank.straggler"}
+
+# What lies in `server/detectors` itself: how detectors are declared, found, set and run.
+FRAMEWORK = {
+    "__init__",
+    "base",
+    "effects",
+    "plugins",
+    "policy",
+    "profiles",
+    "reach",
+    "registry",
+    "runner",
+    "settings",
+    "tasks",
 }
 
 HEAVY = {
@@ -204,6 +228,27 @@ def test_no_module_is_a_drawer():
             lines = len(path.read_text(encoding="utf-8").splitlines())
             assert lines < 600, f"{path.name} has {lines} lines: split it"
             assert path.stem not in {"utils", "util", "helpers", "misc", "common"}, path
+
+
+def test_a_kind_is_declared_where_its_name_says():
+    """`a.b` in detectors/a/b.py; several kinds of a family that one class finds in detectors/a/."""
+    for detector in classes():
+        place = detector.__module__.removeprefix("rankscope.server.detectors.")
+        beside = set(detector.kinds) & FOUND_BESIDE.keys()
+        assert {FOUND_BESIDE[kind] for kind in beside} <= set(detector.kinds), detector
+        kinds = sorted(set(detector.kinds) - beside)
+        if len(kinds) == 1:
+            assert [place] == kinds
+        else:
+            families = {kind.partition(".")[0] for kind in kinds}
+            assert {place.partition(".")[0]} == families, f"{place} declares {kinds}"
+
+
+def test_mechanisms_declare_no_kind():
+    declaring = {d.__module__ for d in classes()}
+    assert not [m for m in declaring if m.startswith("rankscope.server.detectors.mechanisms.")]
+    framework = {p.stem for p in (REPOSITORY / "server/detectors").glob("*.py")}
+    assert framework == FRAMEWORK, "a family's module, or a mechanism, has a folder"
 
 
 def test_the_server_reads_the_wire_without_torch():

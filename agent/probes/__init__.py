@@ -34,7 +34,7 @@ from rankscope.agent.probes.optimizer.state_changes import StateChanges
 from rankscope.agent.probes.parameters.buffers import Buffers
 from rankscope.agent.probes.parameters.frozen import FrozenParameters
 from rankscope.agent.probes.parameters.moved import MovedWithoutStep
-from rankscope.agent.probes.parameters.outside import OutsideOptimizer
+from rankscope.agent.probes.parameters.not_in_optimizer import OutsideOptimizer
 from rankscope.agent.probes.parameters.outside_writes import OutsideWrites
 from rankscope.agent.probes.parameters.trained import Parameters
 from rankscope.agent.probes.parameters.watched import WatchedModules

@@ -9,8 +9,8 @@ import torch
 
 from rankscope.agent.fingerprint import FingerprintPlan
 from rankscope.agent.model.tensors import TensorGroup
-from rankscope.agent.probes.arrival import Together
 from rankscope.agent.probes.base import StepFacts
+from rankscope.agent.probes.numbers_in_transit import Together
 
 # Odd, so that the micro-batches of a step count in their order.
 _TURN = 0x9E3779B97F4A7C15

@@ -22,9 +22,9 @@ from rankscope.agent.probes.parameters.frozen import FrozenParameters
 from rankscope.agent.probes.parameters.trained import Parameters
 from rankscope.agent.probes.parameters.watched import WatchedModules
 from rankscope.agent.process.gpu_health import GpuHealth
-from rankscope.agent.steps import hooks, joined
-from rankscope.agent.steps.account import Account
+from rankscope.agent.steps import hooks, uneven_inputs
 from rankscope.agent.steps.autograd import made_of_earlier, nodes_made
+from rankscope.agent.steps.cost_by_tier import Account
 from rankscope.agent.steps.dynamo import (
     frames_traced,
     leave_agent_alone,
@@ -35,12 +35,12 @@ from rankscope.agent.steps.forward_hook import ForwardHook
 from rankscope.agent.steps.logged import LoggedNames
 from rankscope.agent.steps.mode import COUNTED, LIGHTWEIGHT, SAMPLED, StepMachine
 from rankscope.agent.steps.named_pass import named_pass
+from rankscope.agent.steps.own_time import Spent
 from rankscope.agent.steps.passes import Passes
 from rankscope.agent.steps.probe_calls import ProbeCalls
 from rankscope.agent.steps.publish import Publisher
 from rankscope.agent.steps.readout import Readout
 from rankscope.agent.steps.run_optimizers import RunOptimizers
-from rankscope.agent.steps.spent import Spent
 from rankscope.agent.wire import Event
 
 # Names of frozen parameters that are reported.
@@ -113,7 +113,7 @@ class TorchMonitor(Monitor):
         self._forward_hook = ForwardHook(model, self)
         self._count.nodes = nodes_made()
         self._watching = hooks.Watching(self)
-        joined.listen(self)
+        uneven_inputs.listen(self)
         leave_agent_alone()
         self._begin()
 
@@ -481,7 +481,7 @@ class TorchMonitor(Monitor):
         with self._bookkeeping:
             self._watching.end()
         with self._bookkeeping:
-            joined.unlisten(self)
+            uneven_inputs.unlisten(self)
         with self._bookkeeping:
             self._forward_hook.remove()
         with self._bookkeeping:

@@ -7,11 +7,11 @@ from rankscope.dashboard.figures.arrays import Curve, Mark, rank_list
 from rankscope.dashboard.figures.axes import Axis, axis_of, on_axis
 from rankscope.dashboard.figures.curves import MAX_LINES, rank_curves
 from rankscope.dashboard.figures.data import data_by_rank, data_over_steps, overlap_matrix
-from rankscope.dashboard.figures.heatmap import divergence_heatmap
+from rankscope.dashboard.figures.divergence_heatmap import divergence_heatmap
 from rankscope.dashboard.figures.layers import layer_heatmap, reduced
 from rankscope.dashboard.figures.matrix import distance_matrix
+from rankscope.dashboard.figures.metric_heatmap import metric_heatmap
 from rankscope.dashboard.figures.noise import gradient_noise
-from rankscope.dashboard.figures.rank_heatmap import rank_heatmap
 from rankscope.dashboard.figures.scaling import Scaled, scaling_efficiency
 from rankscope.dashboard.figures.smoothing import smooth
 from rankscope.dashboard.figures.theme import DARK, LIGHT, THEMES, Theme, rank_colors
@@ -41,7 +41,7 @@ __all__ = [
     "overlap_matrix",
     "rank_colors",
     "rank_curves",
-    "rank_heatmap",
+    "metric_heatmap",
     "rank_list",
     "reduced",
     "run_curves",

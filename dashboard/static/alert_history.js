@@ -3,7 +3,7 @@
 import { latePart } from "./alert_parts.js";
 import { root } from "./api.js";
 import { badge, clock, el } from "./dom.js";
-import { outcome } from "./notified.js";
+import { outcome } from "./notification_texts.js";
 
 /** The part of an alert's card that has it. */
 export const history = latePart("history", "Notifications and history", "", (detail) => [sent(detail), happened(detail)]);

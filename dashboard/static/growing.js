@@ -1,4 +1,4 @@
-// Figures of lines that grow: points that are new are put to those that are there; see `tails.py`.
+// Figures of lines that grow: points that are new are put to those that are there; see `growing.py`.
 
 const TYPES = {
   i1: Int8Array, u1: Uint8Array, i2: Int16Array, u2: Uint16Array, i4: Int32Array, u4: Uint32Array, f4: Float32Array, f8: Float64Array,

@@ -3,7 +3,7 @@
 import { Problem, get, post, runPage } from "./api.js";
 import { $, badge, clock, count, el, fill, show } from "./dom.js";
 import { showError } from "./frame.js";
-import { ofWhat, outcome } from "./notified.js";
+import { ofWhat, outcome } from "./notification_texts.js";
 import { QueryState } from "./query.js";
 
 const REFRESH_MS = 5000;

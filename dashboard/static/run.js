@@ -6,7 +6,7 @@ import { AlertCharts } from "./alert_charts.js";
 import { Problem, age, get, root, runPath, serverNow } from "./api.js";
 import { AXES, Charts } from "./charts.js";
 import { checks } from "./checks.js";
-import { comparison } from "./comparison.js";
+import { comparison } from "./ranks_at_step.js";
 import { differing } from "./configurations.js";
 import { contents } from "./contents.js";
 import { $, debounce, duration, el, fill, parseRanks, rankList, severitySign, show, stateBadge, stepText, throttle, verdictBadge } from "./dom.js";

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope.server.detectors.incident import AGREED_UNTIL
+from rankscope.server.detectors.mechanisms.incident import AGREED_UNTIL
 from rankscope.server.window import Alert
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import cache
 
 from rankscope.server import detectors
+from rankscope.server.alerts.chain_rules import CHAIN_RULES
 from rankscope.server.alerts.course_rules import COURSE_RULES
-from rankscope.server.alerts.link_rules import LINK_RULES
 from rankscope.server.detectors.effects import Rule
 
 # Where several lines fit, the upper one holds: what broke a link explains a curve first.
-RULES = (*LINK_RULES, *COURSE_RULES)
+RULES = (*CHAIN_RULES, *COURSE_RULES)
 
 
 @cache

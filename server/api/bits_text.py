@@ -7,7 +7,7 @@ from typing import Any
 
 from rankscope.server.api import comparison_models as shapes
 from rankscope.server.api.models import Run, TensorDifference
-from rankscope.server.detectors.wording import listing, ranks
+from rankscope.server.detectors.mechanisms.wording import listing, ranks
 from rankscope.server.evaluation.two_runs import Bits
 
 

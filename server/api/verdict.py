@@ -14,7 +14,7 @@ from rankscope.server.api import models
 from rankscope.server.api.deps import Database, RunId, known_run
 from rankscope.server.api.problems import Problem
 from rankscope.server.detectors.settings import ENABLED, Effective
-from rankscope.server.evaluation.standing import verdict_of
+from rankscope.server.evaluation.sort_keys import verdict_of
 from rankscope.server.storage.database.engine import reading
 from rankscope.server.storage.ingest import agents
 from rankscope.server.storage.judgement import detector_settings

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rankscope.server.commands import client
-from rankscope.server.detectors.wording import agree, ranks
+from rankscope.server.detectors.mechanisms.wording import agree, ranks
 
 _MOST_SETTINGS = 40
 _LONGEST = 60

@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rankscope.server.api.audit import entry_model
 from rankscope.server.commands import client
-from rankscope.server.commands.database import (
+from rankscope.server.commands.database_options import (
     add_url,
     age,
     database_text,
@@ -25,7 +25,7 @@ from rankscope.server.commands.database import (
     operator,
     shown,
 )
-from rankscope.server.detectors.wording import count
+from rankscope.server.detectors.mechanisms.wording import count
 from rankscope.server.settings import Settings, default_database
 from rankscope.server.storage.access import audit
 from rankscope.server.storage.database import distribution, migrate, partitions

@@ -11,7 +11,7 @@ import numpy as np
 
 from rankscope.server.commands import client
 from rankscope.server.commands.files import refusals
-from rankscope.server.detectors.wording import count
+from rankscope.server.detectors.mechanisms.wording import count
 from rankscope.server.exchange.event_files import EventWriter
 from rankscope.server.exchange.points import Points, PointWriter
 from rankscope.server.exchange.tables import CsvWriter, ParquetWriter

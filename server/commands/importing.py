@@ -11,7 +11,7 @@ from typing import Any
 from rankscope.agent import wire
 from rankscope.server.commands import client
 from rankscope.server.commands.files import refusals
-from rankscope.server.detectors.wording import count
+from rankscope.server.detectors.mechanisms.wording import count
 from rankscope.server.exchange import recognise
 from rankscope.server.exchange.batches import batches
 from rankscope.server.exchange.logs import Log

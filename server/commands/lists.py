@@ -9,7 +9,7 @@ from typing import Any
 
 from rankscope.agent import wire
 from rankscope.server.commands import client
-from rankscope.server.detectors.wording import listing, ranks
+from rankscope.server.detectors.mechanisms.wording import listing, ranks
 
 # Alerts that are printed: more of them nobody reads in a terminal.
 _SHOWN = 100

@@ -12,9 +12,9 @@ from sqlalchemy import Engine
 
 from rankscope.agent import wire
 from rankscope.server.api.notifications import notification_model, target_model
-from rankscope.server.commands import database
+from rankscope.server.commands import database_options
 from rankscope.server.commands.client import FAILED, OK, USAGE, complain, run_id, table
-from rankscope.server.commands.database import add_url, operator
+from rankscope.server.commands.database_options import add_url, operator
 from rankscope.server.notifications import transports
 from rankscope.server.notifications.message import example, time_text
 from rankscope.server.storage.access import audit
@@ -29,7 +29,7 @@ _MAX_URL = 4000
 
 def notify(argv: Sequence[str]) -> int:
     """`rankscope notify`; works on the database itself: who may write to it needs no token."""
-    return database.call(_parser().parse_args(argv))
+    return database_options.call(_parser().parse_args(argv))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rankscope.server.commands.client import Server, run_path
-from rankscope.server.detectors.wording import count
+from rankscope.server.detectors.mechanisms.wording import count
 
 _GRAVITY = {"critical": 0, "warning": 1, "info": 2}
 _MOST_ERRORS = 3

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rankscope.server.commands.run_facts import RunFacts, headline, said_by
-from rankscope.server.detectors.wording import count, listing, number, ranks
+from rankscope.server.detectors.mechanisms.wording import count, listing, number, ranks
 
 MOST_RANKS = 16
 _MOST_ALERTS = 8

@@ -12,9 +12,9 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from rankscope.server.commands import database
+from rankscope.server.commands import database_options
 from rankscope.server.commands.client import FAILED, OK, complain, table
-from rankscope.server.commands.database import add_url, age, operator
+from rankscope.server.commands.database_options import add_url, age, operator
 from rankscope.server.storage.access import audit, tokens
 from rankscope.server.storage.access.tokens import SCOPES, Token, digest_of
 from rankscope.server.storage.database.engine import reading, writing
@@ -29,7 +29,7 @@ _LAST_SECOND = 253_402_300_799
 
 def token(argv: Sequence[str]) -> int:
     """`rankscope token`; works on the database itself: who may write to it needs no token."""
-    return database.call(_parser().parse_args(argv))
+    return database_options.call(_parser().parse_args(argv))
 
 
 def _parser() -> argparse.ArgumentParser:

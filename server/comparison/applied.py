@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rankscope.server.comparison import compression as compressions
-from rankscope.server.comparison import weights as weighing
+from rankscope.server.comparison import rank_weights as weighing
 from rankscope.server.comparison.compare import LabelledTable
 from rankscope.server.comparison.compression import Compression
 from rankscope.server.comparison.conservation import HALF_TOLERANCE, TOLERANCE

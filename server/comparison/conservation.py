@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.server.comparison import compression as compressions
-from rankscope.server.comparison import weights as weighing
+from rankscope.server.comparison import rank_weights as weighing
 from rankscope.server.comparison.compare import LabelledTable
 from rankscope.server.comparison.compression import Compression
 from rankscope.server.window import Bool, Float64, Int64, Misreduced, Reduction

@@ -11,11 +11,11 @@ import numpy as np
 from rankscope.agent import wire
 from rankscope.server.comparison import (
     compare,
+    compressed_shares,
     conservation,
     directions,
     element_sums,
     fidelity,
-    shares,
 )
 from rankscope.server.comparison.applied import applied
 from rankscope.server.comparison.compression import Compression
@@ -191,7 +191,7 @@ class LocalGradients:
         approximate = made.pattern == "other" or 0 < made.known == made.compressed
         return replace(
             made,
-            shares=shares.of_ranks(sketches, came_out.sketches) if approximate else (),
+            shares=compressed_shares.of_ranks(sketches, came_out.sketches) if approximate else (),
             cosine=fidelity.cosine(sketches, came_out.sketches),
             emptied=fidelity.emptied(
                 sketches, came_out.sketches, None if past is None else past.reduced

@@ -20,9 +20,9 @@ from fnmatch import fnmatchcase
 import numpy as np
 
 from rankscope.server.detectors.base import Reach
+from rankscope.server.detectors.mechanisms.statistics import Spacing
+from rankscope.server.detectors.mechanisms.wording import count, number
 from rankscope.server.detectors.push.pulled import Pulled
-from rankscope.server.detectors.statistics import Spacing
-from rankscope.server.detectors.wording import count, number
 from rankscope.server.window import Bool, Check, Float64, Int64, Status, Window
 
 # Steps from one observation to the next from which on steps are taken to be left out: a few that

@@ -10,6 +10,8 @@ from typing import Any
 from rankscope.agent.wire import SEVERITIES
 from rankscope.server.detectors import profiles
 from rankscope.server.detectors.base import Detector, Finding, Reach
+from rankscope.server.detectors.mechanisms.waiting import GRACE, in_time
+from rankscope.server.detectors.mechanisms.wording import agree, count, listing
 from rankscope.server.detectors.profiles import (
     DESCENT,
     ENVIRONMENTS,
@@ -25,8 +27,6 @@ from rankscope.server.detectors.reach import Recorded
 from rankscope.server.detectors.settings import Effective
 from rankscope.server.detectors.tasks import SERIES as OF_TASKS
 from rankscope.server.detectors.tasks import Tasks
-from rankscope.server.detectors.waiting import GRACE, in_time
-from rankscope.server.detectors.wording import agree, count, listing
 from rankscope.server.window import Check, Status, Window, is_wanted
 
 _logger = logging.getLogger(__name__)

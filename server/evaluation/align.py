@@ -31,7 +31,7 @@ from rankscope.server.comparison.parts import find_parts, same_at_first
 from rankscope.server.comparison.replicas import REPLICATED, Replicas
 from rankscope.server.comparison.steps import CLIPPING, COMPARED_SERIES, Comparisons
 from rankscope.server.detectors.push.applied import SERIES as PUSHES
-from rankscope.server.evaluation.frontier import judged_until, reported_until
+from rankscope.server.evaluation.judged_until import judged_until, reported_until
 from rankscope.server.evaluation.pending import Pending, PendingLayers, superseded_from
 from rankscope.server.evaluation.pending_fingerprints import PendingFingerprints
 from rankscope.server.window import (

@@ -6,7 +6,7 @@ import numpy as np
 from sqlalchemy import Connection
 
 from rankscope.agent.wire import Float64, Int64
-from rankscope.server.detectors.noise_scale import SAME, NoiseCurve, moving
+from rankscope.server.detectors.mechanisms.noise_scale import SAME, NoiseCurve, moving
 from rankscope.server.storage.reading import runs, series
 
 # The mean of the squared norms of so many ranks, spread over all, stands for that of all of them:

@@ -19,7 +19,7 @@ from rankscope.server.evaluation import dense_sampling, end_of_run, snapshot
 from rankscope.server.evaluation.align import WATCHED_LAYERS, Aligner
 from rankscope.server.evaluation.baselines import Learning, Library
 from rankscope.server.evaluation.detector_settings import Given, for_project
-from rankscope.server.evaluation.frontier import MAX_LAG
+from rankscope.server.evaluation.judged_until import MAX_LAG
 from rankscope.server.storage.database.engine import reading, writing
 from rankscope.server.storage.judgement import (
     comparisons,
@@ -27,7 +27,7 @@ from rankscope.server.storage.judgement import (
     evaluation,
     leases,
     snapshots,
-    standing,
+    sort_keys,
 )
 from rankscope.server.storage.judgement.evaluation import RunRow
 from rankscope.server.storage.judgement.leases import Lease
@@ -436,9 +436,9 @@ class RunEvaluation:
                     connection, run=self._key, state=changes.state, arrival=data.arrival
                 )
             if changes.alerts or changes.state or row.state != "running":
-                standing.ask(connection, run=self._key)
+                sort_keys.ask(connection, run=self._key)
             else:
-                standing.ask_later(connection, run=self._key, now=now)
+                sort_keys.ask_later(connection, run=self._key, now=now)
             if kept is not None:
                 self._keep(connection, kept)
         self._fresh_settings, self._past, self._stale = None, (), False

@@ -17,7 +17,7 @@ from rankscope.server.evaluation.budget import Budget, Overdue
 from rankscope.server.evaluation.detector_settings import Given
 from rankscope.server.evaluation.leases import Leases
 from rankscope.server.evaluation.run import Renumbered, RunEvaluation
-from rankscope.server.evaluation.standing import keep_due
+from rankscope.server.evaluation.sort_keys import keep_due
 from rankscope.server.health import Failures, Health, Kept
 from rankscope.server.storage.database import partitions
 from rankscope.server.storage.database.engine import reading

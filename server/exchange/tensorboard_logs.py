@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankscope.server.detectors.wording import count as counted
+from rankscope.server.detectors.mechanisms.wording import count as counted
 from rankscope.server.exchange.logs import Collected, Log, ranks_of
 from rankscope.server.exchange.points import ExchangeError, require
 

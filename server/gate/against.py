@@ -18,7 +18,7 @@ from rankscope.server.comparison.measures import Measured, Recorded
 from rankscope.server.comparison.regression import ACCURACY, EVALUATED, LOSS, Compared, compared
 from rankscope.server.comparison.resources import MEMORY, STEP_SECONDS
 from rankscope.server.detectors import profiles
-from rankscope.server.detectors.wording import count, listing
+from rankscope.server.detectors.mechanisms.wording import count, listing
 from rankscope.server.gate import measured
 from rankscope.server.gate.formats import REGRESSION, Report
 

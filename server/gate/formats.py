@@ -13,7 +13,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from rankscope.agent import wire
-from rankscope.server.detectors.wording import count
+from rankscope.server.detectors.mechanisms.wording import count
 
 Json = dict[str, Any]
 

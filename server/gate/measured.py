@@ -11,7 +11,7 @@ from rankscope.server.comparison.measures import Measured
 from rankscope.server.comparison.regression import Compared
 from rankscope.server.comparison.resources import MEMORY, STEP_SECONDS
 from rankscope.server.comparison.steps_to_loss import STEPS_TO_LOSS
-from rankscope.server.detectors.wording import count, duration, listing, percent, size
+from rankscope.server.detectors.mechanisms.wording import count, duration, listing, percent, size
 
 # Of fewer runs the spread between seeds is assumed rather than known.
 _ENOUGH = 4

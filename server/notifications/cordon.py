@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from rankscope.server.alerts.fields import alert_fields
 from rankscope.server.notifications.message import Message, time_text
-from rankscope.server.posting import NotTaken
+from rankscope.server.outbound_post import NotTaken
 from rankscope.server.window import Alert
 
 COMMAND = "cordon-command"

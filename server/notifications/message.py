@@ -12,7 +12,7 @@ from urllib.parse import quote
 from rankscope.agent import wire
 from rankscope.server.alerts import onset
 from rankscope.server.alerts.fields import alert_fields
-from rankscope.server.detectors.wording import count, listing, ranks
+from rankscope.server.detectors.mechanisms.wording import count, listing, ranks
 from rankscope.server.window import Alert
 
 # Of one message, after which there is a number: what is read on a telephone.

@@ -17,8 +17,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from rankscope.server.health import Health, Kept
 from rankscope.server.notifications import cordon, transports
 from rankscope.server.notifications.message import Message, News, link_to
-from rankscope.server.notifications.news import BETWEEN_S, FIRST_WAIT_S, retry_at, what_to_tell
 from rankscope.server.notifications.transports import BadTarget, NotDelivered
+from rankscope.server.notifications.what_to_send import (
+    BETWEEN_S,
+    FIRST_WAIT_S,
+    retry_at,
+    what_to_tell,
+)
 from rankscope.server.storage import schema
 from rankscope.server.storage.database.engine import reading, writing
 from rankscope.server.storage.judgement import alerts, notifications

@@ -17,7 +17,7 @@ from rankscope.agent import wire
 from rankscope.server import otlp
 from rankscope.server.notifications import cordon, otlp_logs
 from rankscope.server.notifications.message import Message, News, time_text
-from rankscope.server.posting import NotTaken, post
+from rankscope.server.outbound_post import NotTaken, post
 
 _OURS = {
     "webhook": "http",

@@ -31,8 +31,8 @@ from rankscope.server.notifications import transports
 from rankscope.server.notifications.notifier import Notifier
 from rankscope.server.processes.compactor import Compactor
 from rankscope.server.processes.events import RunEvents
-from rankscope.server.processes.notify import Messenger
 from rankscope.server.processes.otlp_metrics import MetricsExporter
+from rankscope.server.processes.postgres_listen import Messenger
 from rankscope.server.processes.pruner import Pruner
 from rankscope.server.settings import Settings
 from rankscope.server.storage.database.engine import open_engine

@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rankscope.server import otlp
 from rankscope.server.health import Health, Kept, Sparingly
-from rankscope.server.posting import NotTaken
+from rankscope.server.outbound_post import NotTaken
 from rankscope.server.storage.database.engine import reading
 from rankscope.server.storage.judgement import alerts, comparisons, leases
 from rankscope.server.storage.reading import runs, series

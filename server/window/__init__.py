@@ -35,7 +35,7 @@ from rankscope.server.window.arrived import (
     joined_fingerprint,
 )
 from rankscope.server.window.baselines import Baselines, SettingBeside
-from rankscope.server.window.products import GradientProducts
+from rankscope.server.window.gradient_products import GradientProducts
 
 __all__ = [
     "Alert",

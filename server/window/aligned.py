@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from rankscope.agent import wire
 from rankscope.server.window.baselines import Baselines
-from rankscope.server.window.products import GradientProducts
+from rankscope.server.window.gradient_products import GradientProducts
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from rankscope.agent.probes.loss import patches
 from rankscope.agent.probes.loss import sources as loss_sources
-from rankscope.agent.probes.loss import taps
 from rankscope.agent.probes.loss.training import Loss
 from tests.support.losses import batch, net
 from tests.support.probe_harness import Harness
@@ -318,7 +318,7 @@ def test_a_model_that_was_disassembled_does_no_harm(watch):
     harness = watch(model)
     harness.context.basic = harness.context.signals = False
     loss_sources.requests_changed()
-    assert taps.requests.unless_training is model
+    assert patches.requests.unless_training is model
     scores, (_, y) = model(batch()[0]).detach(), batch()
     expected = functional.cross_entropy(scores, y)
     vars(model).clear()

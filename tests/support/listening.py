@@ -5,7 +5,7 @@ import gc
 from rankscope.agent.probes.gradients import clipping
 from rankscope.agent.probes.loss import sources as loss_sources
 from rankscope.agent.probes.optimizer import amp, scheduler
-from rankscope.agent.steps import hooks, joined
+from rankscope.agent.steps import hooks, uneven_inputs
 
 
 def end_all() -> None:
@@ -17,5 +17,5 @@ def end_all() -> None:
     for watching in hooks._steppers:
         watching.end()
     loss_sources._keep(lambda reference: False)
-    for module in (amp, clipping, joined, scheduler):
+    for module in (amp, clipping, uneven_inputs, scheduler):
         module._listeners.remove_all()

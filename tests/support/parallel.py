@@ -28,7 +28,7 @@ LONGEST = (
     "agent/model/test_kept_while_attached.py",
     "agent/faults/test_probe_faults.py",
     "dashboard/test_browser.py",
-    "server/detectors/test_peers.py",
+    "server/detectors/mechanisms/test_peers.py",
     "e2e/test_drawn_lab.py",
     "e2e/test_logging_jobs.py",
     "e2e/test_unwrapped.py",

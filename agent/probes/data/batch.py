@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from rankscope.agent.model.facts import core, held
-from rankscope.agent.probes.arrival import Arrival, Together
 from rankscope.agent.probes.base import Context, Probe, StepFacts, processor_time
 from rankscope.agent.probes.data.given import is_whole, rows_of, rows_stored, tensors_in, wide
 from rankscope.agent.probes.data.moments import Moments
 from rankscope.agent.probes.data.rows import Hashes, RowHashes, packed
 from rankscope.agent.probes.digests import FEW_BYTES, RunningDigest, bytes_of, few_of, is_dense
+from rankscope.agent.probes.numbers_in_transit import Arrival, Together
 from rankscope.agent.probes.tables import readable
 from rankscope.agent.wire import BATCH_PART
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rankscope.agent.probes.arrival import Arrival
+from rankscope.agent.probes.numbers_in_transit import Arrival
 from rankscope.agent.wire import NO_SAMPLE, SAMPLE_DIGESTS, SAMPLES_REPORTED
 
 # Elements of a row that are hashed; of tokens the first ones: padding comes after them.

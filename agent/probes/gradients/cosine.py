@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from rankscope.agent.model.tensors import TensorGroup
-from rankscope.agent.probes.arrival import Together
 from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.probes.numbers_in_transit import Together
 from rankscope.agent.wire import Float64
 
 

@@ -11,7 +11,6 @@ import torch
 from rankscope.agent.fingerprint import FingerprintPlan, FingerprintValues
 from rankscope.agent.model.facts import are_held_whole, held
 from rankscope.agent.model.tensors import TensorGroup
-from rankscope.agent.probes.arrival import Arrival, Together
 from rankscope.agent.probes.base import LONGEST_PIECE, Context, Probe, StepFacts, processor_time
 from rankscope.agent.probes.gradients.applied import Fingerprints, GradientRows
 from rankscope.agent.probes.gradients.sums import GradientSum, Rounds
@@ -25,6 +24,7 @@ from rankscope.agent.probes.norms import (
     tensor_norms,
     written_out,
 )
+from rankscope.agent.probes.numbers_in_transit import Arrival, Together
 from rankscope.agent.tripwires import SAMPLES, TOKENS, Tokens
 
 # The event of a pass with which no optimizer has stepped.

@@ -13,7 +13,7 @@ from rankscope.agent.probes.base import LONGEST_PIECE, Context, Probe, StepFacts
 from rankscope.agent.probes.data.given import tensors_in
 from rankscope.agent.probes.gradients.tensor_hooks import TensorHooks
 from rankscope.agent.probes.modules.module_hook import ModuleHooks
-from rankscope.agent.probes.parameters.outside import outside_optimizer
+from rankscope.agent.probes.parameters.not_in_optimizer import outside_optimizer
 from rankscope.agent.steps.autograd import graph_task
 
 # Parameters at each end of the model, none of them large: a norm of each is taken.

@@ -26,20 +26,20 @@ from torch.nn import functional
 from rankscope.agent.guard import process_wide
 from rankscope.agent.probes.base import Context
 from rankscope.agent.probes.loss.classification import Hits
-from rankscope.agent.probes.loss.scaling import (
-    COMPOSED,
-    OF_TERMS,
-    Root,
-    read_root,
-    weighted,
-)
-from rankscope.agent.probes.loss.taps import (
+from rankscope.agent.probes.loss.patches import (
     ALWAYS,
     OF_LOSSES,
     OF_PASSES,
     Tap,
     can_be_tapped,
     requests,
+)
+from rankscope.agent.probes.loss.scaling import (
+    COMPOSED,
+    OF_TERMS,
+    Root,
+    read_root,
+    weighted,
 )
 from rankscope.agent.steps.autograd import graph_task, sequence
 from rankscope.agent.steps.dynamo import leave_alone

@@ -15,10 +15,10 @@ from rankscope.agent.fingerprint import kernel
 from rankscope.agent.fingerprint.values import lies_as_it_reads
 from rankscope.agent.model.facts import plain_name
 from rankscope.agent.model.tensors import TensorGroup
-from rankscope.agent.probes.arrival import Arrival
 from rankscope.agent.probes.base import LONGEST_PIECE, Context, Probe, StepFacts, processor_time
 from rankscope.agent.probes.modules.module_hook import ModuleHooks
 from rankscope.agent.probes.norms import SMALL, on_one_device
+from rankscope.agent.probes.numbers_in_transit import Arrival
 from rankscope.agent.wire import Layers, TensorTable
 
 Bool = npt.NDArray[np.bool_]

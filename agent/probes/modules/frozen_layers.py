@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from rankscope.agent.model.facts import core, held, plain_name
-from rankscope.agent.probes.arrival import Arrival
 from rankscope.agent.probes.base import Context, Probe, StepFacts, processor_time
 from rankscope.agent.probes.modules.module_hook import ModuleHooks
 from rankscope.agent.probes.norms import on_one_device
+from rankscope.agent.probes.numbers_in_transit import Arrival
 from rankscope.agent.probes.tables import readable
 
 EVENT, BASE = "layers.frozen", "layers.untrained"

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from rankscope.agent.model.tensors import TensorGroup
-from rankscope.agent.probes.arrival import Arrival, Together
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.norms import gathered, norms_of, small_enough, tensor_norms
+from rankscope.agent.probes.numbers_in_transit import Arrival, Together
 from rankscope.agent.wire import Float64, Layers
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from rankscope.agent.model.facts import plain_name
-from rankscope.agent.probes.arrival import Arrival
 from rankscope.agent.probes.base import LONGEST_PIECE, Context, Probe, StepFacts, processor_time
 from rankscope.agent.probes.data.given import tensors_in
 from rankscope.agent.probes.modules.finite_checks import (
@@ -26,6 +25,7 @@ from rankscope.agent.probes.modules.finite_checks import (
 )
 from rankscope.agent.probes.modules.module_hook import ModuleHooks
 from rankscope.agent.probes.norms import gathered, stored
+from rankscope.agent.probes.numbers_in_transit import Arrival
 from rankscope.agent.probes.tables import readable
 from rankscope.agent.steps.autograd import graph_task
 from rankscope.agent.wire import Layers

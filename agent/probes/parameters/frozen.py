@@ -14,8 +14,8 @@ import torch
 from rankscope.agent.fingerprint import FingerprintValues
 from rankscope.agent.model.facts import held, is_unsized, plain_name
 from rankscope.agent.model.tensors import TensorGroup
-from rankscope.agent.probes.arrival import Together
 from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.probes.numbers_in_transit import Together
 from rankscope.agent.probes.tables import readable
 from rankscope.agent.tripwires import SAMPLES
 from rankscope.agent.wire import UInt64

@@ -12,12 +12,12 @@ import numpy as np
 from rankscope.server.detectors.accuracy import lost
 from rankscope.server.detectors.accuracy.lost import Lost, LostPolicy
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.statistics import lag_one, mean_over_ranks
+from rankscope.server.detectors.mechanisms.wording import number
 from rankscope.server.detectors.metric.series import is_logged
 from rankscope.server.detectors.policy import Count, Observations, Share, Sigmas
 from rankscope.server.detectors.profiles import OWN_GOAL
-from rankscope.server.detectors.statistics import lag_one, mean_over_ranks
-from rankscope.server.detectors.wording import number
 from rankscope.server.window import Float64, Window
 
 # Parts of a name, one of which says that higher is better ...

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode
+from rankscope.server.detectors.mechanisms.episode import Episode
+from rankscope.server.detectors.mechanisms.statistics import BLOCK
+from rankscope.server.detectors.mechanisms.wording import number
 from rankscope.server.detectors.policy import Blocks, Observations, Policy, Share, Sigmas
 from rankscope.server.detectors.profiles import OWN_GOAL
-from rankscope.server.detectors.statistics import BLOCK
-from rankscope.server.detectors.wording import number
 from rankscope.server.window import Float64
 
 # Most blocks that a course is cut into: of longer ones each block is longer.

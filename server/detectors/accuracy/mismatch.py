@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankscope.server.detectors.accuracy.course import Course
+from rankscope.server.detectors.accuracy.loss_and_accuracy import Course
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.series_by_step import together
+from rankscope.server.detectors.mechanisms.statistics import BLOCK, mann_kendall
+from rankscope.server.detectors.mechanisms.wording import count, number, percent
 from rankscope.server.detectors.policy import Policy, Share, Sigmas
-from rankscope.server.detectors.statistics import BLOCK, mann_kendall
-from rankscope.server.detectors.walking import together
-from rankscope.server.detectors.wording import count, number, percent
 from rankscope.server.window import Check, Window
 
 # Blocks that are judged at a time.

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankscope.server.detectors.accuracy.course import Course
 from rankscope.server.detectors.accuracy.falling import FallingPolicy, Scores
+from rankscope.server.detectors.accuracy.loss_and_accuracy import Course
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.recurrence import Folds, detrended, folded
+from rankscope.server.detectors.mechanisms.series_by_step import median, noise_of_mean, together
+from rankscope.server.detectors.mechanisms.waiting import GRACE
+from rankscope.server.detectors.mechanisms.wording import listing, number, percent
 from rankscope.server.detectors.policy import Blocks, Observations, Share, Sigmas, Steps
-from rankscope.server.detectors.recurrence import Folds, detrended, folded
-from rankscope.server.detectors.waiting import GRACE
-from rankscope.server.detectors.walking import median, noise_of_mean, together
-from rankscope.server.detectors.wording import listing, number, percent
 from rankscope.server.window import Check, Window
 
 _PAIR = ("loss", "accuracy")

@@ -11,10 +11,10 @@ from rankscope.server.detectors.baseline.loss_findings import DATA, GIVEN, Worse
 from rankscope.server.detectors.baseline.measured import EVALUATION, LOSS, measured
 from rankscope.server.detectors.baseline.texts import compared_with
 from rankscope.server.detectors.effects import EPISODE, Rule
-from rankscope.server.detectors.episode import Watch
+from rankscope.server.detectors.mechanisms.episode import Watch
+from rankscope.server.detectors.mechanisms.statistics import mean_over_ranks
+from rankscope.server.detectors.mechanisms.wording import count, number
 from rankscope.server.detectors.policy import Count, Policy, Share
-from rankscope.server.detectors.statistics import mean_over_ranks
-from rankscope.server.detectors.wording import count, number
 from rankscope.server.window import Baselines, Check, Window
 
 _MEASURES = (LOSS, EVALUATION)

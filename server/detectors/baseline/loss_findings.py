@@ -14,8 +14,8 @@ from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.baseline.curves import Curve, Interim, courses
 from rankscope.server.detectors.baseline.measured import EVALUATION
 from rankscope.server.detectors.baseline.texts import beside, compared_with, differences
-from rankscope.server.detectors.episode import Episode
-from rankscope.server.detectors.wording import number, percent, sentences
+from rankscope.server.detectors.mechanisms.episode import Episode
+from rankscope.server.detectors.mechanisms.wording import number, percent, sentences
 from rankscope.server.window import Baselines
 
 # What a training is given at each step: where it is another thing, that was chosen -> in words.

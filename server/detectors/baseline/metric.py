@@ -15,10 +15,17 @@ from rankscope.server.detectors.baseline.curves import Curve, Interim, Interims,
 from rankscope.server.detectors.baseline.loss import ROOTS
 from rankscope.server.detectors.baseline.texts import compared_with, differences
 from rankscope.server.detectors.effects import EPISODE, Rule
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.statistics import mean_over_ranks, rank_rows
+from rankscope.server.detectors.mechanisms.wording import (
+    count,
+    duration,
+    listing,
+    number,
+    sentences,
+    size,
+)
 from rankscope.server.detectors.policy import Count, Policy, Share, Times
-from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
-from rankscope.server.detectors.wording import count, duration, listing, number, sentences, size
 from rankscope.server.window import Baselines, Check, Float64, Int64, Window
 
 _SECONDS, _SHORTEST = "step_seconds", "step_seconds/shortest"

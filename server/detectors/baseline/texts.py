@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rankscope.server.detectors.wording import count, listing, number
+from rankscope.server.detectors.mechanisms.wording import count, listing, number
 from rankscope.server.window import Baselines
 
 # Settings, and characters of each value, that a sentence has.

@@ -10,11 +10,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.noise_scale import ABOVE, KEEP, SAME, estimates, of_a_mean
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.noise_scale import (
+    ABOVE,
+    KEEP,
+    SAME,
+    estimates,
+    of_a_mean,
+)
+from rankscope.server.detectors.mechanisms.statistics import Progress, mean_over_ranks, rank_rows
+from rankscope.server.detectors.mechanisms.wording import count, number, percent, sentences
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Times
-from rankscope.server.detectors.statistics import Progress, mean_over_ranks, rank_rows
-from rankscope.server.detectors.wording import count, number, percent, sentences
 from rankscope.server.window import Check, Window
 
 # Steps from one sample to the next.

@@ -7,12 +7,12 @@ from collections import deque
 from dataclasses import dataclass
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.of_reductions import value_of
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.reduction_series import value_of
+from rankscope.server.detectors.mechanisms.series_by_step import median
+from rankscope.server.detectors.mechanisms.waiting import too_few
+from rankscope.server.detectors.mechanisms.wording import count, listing, number, percent
 from rankscope.server.detectors.policy import Count, Policy, Share, Steps
-from rankscope.server.detectors.waiting import too_few
-from rankscope.server.detectors.walking import median
-from rankscope.server.detectors.wording import count, listing, number, percent
 from rankscope.server.window import Check, Reduction, Window
 
 

@@ -1,1 +1,1 @@
-"""What the ranks train on: batches that come twice or are of unlike sizes, random numbers."""
+"""What the ranks train on: batches that come twice, or are of unlike sizes."""

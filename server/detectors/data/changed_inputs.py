@@ -22,8 +22,8 @@ from rankscope.server.detectors.data.input_moments import (
     scatter,
 )
 from rankscope.server.detectors.data.rise import Rise
-from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.wording import if_several, number, percent, sentences
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.wording import if_several, number, percent, sentences
 from rankscope.server.window import Float64, Window
 
 # Observations that say what is usual, at least and at most, and the latest that are held against

@@ -9,9 +9,9 @@ import numpy as np
 
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.data.batches import BATCHES, batch_digests
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.wording import count, listing, ranks, sentences
 from rankscope.server.detectors.policy import Observations, Policy
-from rankscope.server.detectors.wording import count, listing, ranks, sentences
 from rankscope.server.window import Bool, Check, Series, Window
 
 Groups = tuple[tuple[int, ...], ...]

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Condition, Episode, Watch
-from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.walking import together
-from rankscope.server.detectors.wording import count, number
+from rankscope.server.detectors.mechanisms.episode import Condition, Episode, Watch
+from rankscope.server.detectors.mechanisms.series_by_step import together
+from rankscope.server.detectors.mechanisms.statistics import rank_rows
+from rankscope.server.detectors.mechanisms.wording import count, number
 from rankscope.server.window import Window
 
 ERROR, FIRST, COLUMN = "given_target_error", "given_target_first", "target_column"

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.loss_weights import INPUTS, LossWeights
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.loss_weights import INPUTS, LossWeights
+from rankscope.server.detectors.mechanisms.series_by_step import rows_by_step
+from rankscope.server.detectors.mechanisms.statistics import rank_rows
+from rankscope.server.detectors.mechanisms.wording import count, number, ranks
 from rankscope.server.detectors.policy import Policy, Times
-from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.walking import rows_by_step
-from rankscope.server.detectors.wording import count, number, ranks
 from rankscope.server.window import Check, Float64, Int64, Window
 
 _COUNTS = ("samples", "tokens")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.mechanisms.statistics import rank_rows
 from rankscope.server.window import Bool, Float64, Int64, Window
 
 # Series, and how many numbers each has.

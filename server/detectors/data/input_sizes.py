@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.statistics import rank_rows, robust_sigma
-from rankscope.server.detectors.wording import agree, number, ranks, sentences
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.statistics import rank_rows, robust_sigma
+from rankscope.server.detectors.mechanisms.wording import agree, number, ranks, sentences
 from rankscope.server.window import Float64, Window
 
 SERIES = "input_rms"

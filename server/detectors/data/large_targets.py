@@ -7,9 +7,9 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.walking import median
-from rankscope.server.detectors.wording import number
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.series_by_step import median
+from rankscope.server.detectors.mechanisms.wording import number
 
 # Samples of the outputs' size over the targets' whose medians are compared, at first and at last.
 _AROUND = 10

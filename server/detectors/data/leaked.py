@@ -8,10 +8,10 @@ from typing import ClassVar
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.data import given_targets
 from rankscope.server.detectors.data.given_targets import SamePlace, TargetColumn
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.series_by_step import together
+from rankscope.server.detectors.mechanisms.wording import count, number
 from rankscope.server.detectors.policy import Number, Observations, Policy, Share
-from rankscope.server.detectors.walking import together
-from rankscope.server.detectors.wording import count, number
 from rankscope.server.window import Check, Status, Window
 
 _SEEN, _UNSEEN = "next_token_seen", "next_token_unseen"

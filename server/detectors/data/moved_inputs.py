@@ -15,9 +15,9 @@ import numpy as np
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.data.rise import Rise
-from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.statistics import rank_rows, robust_sigma
-from rankscope.server.detectors.wording import if_several, number, sentences
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.statistics import rank_rows, robust_sigma
+from rankscope.server.detectors.mechanisms.wording import if_several, number, sentences
 from rankscope.server.window import Window
 
 # Observations that say what is usual, at least and at most.

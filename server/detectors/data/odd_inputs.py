@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.statistics import rank_rows, robust_sigma
-from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.statistics import rank_rows, robust_sigma
+from rankscope.server.detectors.mechanisms.wording import count, listing, number, ranks, sentences
 from rankscope.server.window import Window
 
 # Observations that say what is usual, at least and at most.

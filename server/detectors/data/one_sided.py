@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Condition, Episode, Watch
-from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.wording import count, ranks
+from rankscope.server.detectors.mechanisms.episode import Condition, Episode, Watch
+from rankscope.server.detectors.mechanisms.statistics import rank_rows
+from rankscope.server.detectors.mechanisms.wording import count, ranks
 from rankscope.server.window import Window
 
 _SHARE = "target_share"

@@ -16,10 +16,15 @@ from rankscope.server.detectors.data.changed_inputs import ChangedInputs
 from rankscope.server.detectors.data.input_sizes import SERIES as INPUT_SIZES
 from rankscope.server.detectors.data.input_sizes import InputSizes
 from rankscope.server.detectors.data.unlike_inputs import UnlikeInputs
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.statistics import (
+    Progress,
+    exceeds,
+    rank_rows,
+    robust_sigma,
+)
+from rankscope.server.detectors.mechanisms.wording import count, listing, number, ranks, sentences
 from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas, Times
-from rankscope.server.detectors.statistics import Progress, exceeds, rank_rows, robust_sigma
-from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
 from rankscope.server.window import Check, Float64, Window
 
 _BACK = 64

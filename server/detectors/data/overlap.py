@@ -12,12 +12,12 @@ import numpy.typing as npt
 from rankscope.agent.wire import NO_SAMPLE, SAMPLE_DIGESTS
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.data.batches import BATCHES, batch_digests, label_digests
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.epochs_seen import Visits
+from rankscope.server.detectors.mechanisms.restarts import passed, restarts
+from rankscope.server.detectors.mechanisms.statistics import rank_rows
+from rankscope.server.detectors.mechanisms.wording import count, number, percent, ranks
 from rankscope.server.detectors.policy import Number, Policy, Share, Times
-from rankscope.server.detectors.restarts import passed, restarts
-from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.visits import Visits
-from rankscope.server.detectors.wording import count, number, percent, ranks
 from rankscope.server.window import Check, Window
 
 # Samples and batches remembered. When there are more, every second one is examined from then on.

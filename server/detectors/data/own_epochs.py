@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.data.batches import Collisions
-from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.wording import agree, count, ranks
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.wording import agree, count, ranks
 from rankscope.server.window import Int64
 
 UInt64 = npt.NDArray[np.uint64]

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.wording import agree, count, ranks
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.wording import agree, count, ranks
 from rankscope.server.window import Bool, Int64
 
 UInt64 = npt.NDArray[np.uint64]

@@ -24,11 +24,11 @@ from rankscope.server.detectors.data.replayed_findings import (
     stuck_finding,
 )
 from rankscope.server.detectors.effects import BLUR, EPISODE, Rule
-from rankscope.server.detectors.episode import Watch
+from rankscope.server.detectors.mechanisms.episode import Watch
+from rankscope.server.detectors.mechanisms.epochs_seen import Visits
+from rankscope.server.detectors.mechanisms.statistics import rank_rows
+from rankscope.server.detectors.mechanisms.wording import count, if_several
 from rankscope.server.detectors.policy import Observations, Policy, Steps
-from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.visits import Visits
-from rankscope.server.detectors.wording import count, if_several
 from rankscope.server.window import Check, Window
 
 # Consecutive observations of one batch that are no accumulation, repeated step or look at the same

@@ -5,8 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode
-from rankscope.server.detectors.wording import agree, count, if_several, number, ranks, sentences
+from rankscope.server.detectors.mechanisms.episode import Episode
+from rankscope.server.detectors.mechanisms.wording import (
+    agree,
+    count,
+    if_several,
+    number,
+    ranks,
+    sentences,
+)
 
 # Samples in the memory that a batch is a view of, over those of the batch, from which on there were
 # others to train on. Who trains on a part of the data as one batch takes a train split, or a small

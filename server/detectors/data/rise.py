@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankscope.server.detectors.statistics import mean_over_ranks, robust_sigma
+from rankscope.server.detectors.mechanisms.statistics import mean_over_ranks, robust_sigma
 from rankscope.server.window import Float64, Window
 
 # Losses before it, and since, that are compared: at least, and at most.

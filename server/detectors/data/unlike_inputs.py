@@ -24,10 +24,10 @@ from rankscope.server.detectors.data.input_moments import (
     far,
     scatter,
 )
-from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.statistics import change_point, mean_over_ranks
-from rankscope.server.detectors.visits import Visits
-from rankscope.server.detectors.wording import number, percent, ranks, sentences
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.epochs_seen import Visits
+from rankscope.server.detectors.mechanisms.statistics import change_point, mean_over_ranks
+from rankscope.server.detectors.mechanisms.wording import number, percent, ranks, sentences
 from rankscope.server.window import Bool, Float64, Window
 
 # Latest observations that are judged together, the most first, and in how many blocks.

@@ -11,12 +11,12 @@ from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, R
 from rankscope.server.detectors.data.batches import batch_digests
 from rankscope.server.detectors.data.one_sided import OneSided
 from rankscope.server.detectors.effects import EPISODE, Rule
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.series_by_step import median, together
+from rankscope.server.detectors.mechanisms.statistics import BLOCK
+from rankscope.server.detectors.mechanisms.waiting import too_few
+from rankscope.server.detectors.mechanisms.wording import count, number, percent
 from rankscope.server.detectors.policy import Observations, Policy, Share
-from rankscope.server.detectors.statistics import BLOCK
-from rankscope.server.detectors.waiting import too_few
-from rankscope.server.detectors.walking import median, together
-from rankscope.server.detectors.wording import count, number, percent
 from rankscope.server.window import Check, Window
 
 # Samples of which shares are kept.

@@ -12,12 +12,12 @@ import numpy as np
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.data import large_targets
 from rankscope.server.detectors.data.large_targets import LargeTargets
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.series_by_step import median, together
+from rankscope.server.detectors.mechanisms.statistics import rank_rows
+from rankscope.server.detectors.mechanisms.waiting import too_few
+from rankscope.server.detectors.mechanisms.wording import number
 from rankscope.server.detectors.policy import Count, Number, Policy
-from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.waiting import too_few
-from rankscope.server.detectors.walking import median, together
-from rankscope.server.detectors.wording import number
 from rankscope.server.window import Check, Window
 
 _INPUTS, _WEIGHTS = "first_layer_input_rms", "initial_gain"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from rankscope.server.detectors.desync.incident import Divergence
-from rankscope.server.detectors.wording import agree, listing, number, ranks
+from rankscope.server.detectors.mechanisms.wording import agree, listing, number, ranks
 from rankscope.server.window import Applied
 
 _ALL_REDUCE = (

@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.wording import agree, ranks
+from rankscope.server.detectors.mechanisms.wording import agree, ranks
 from rankscope.server.window import Window
 
 MARK = "parameters_written"

@@ -10,9 +10,9 @@ from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.desync.buffers_jump import Jump, jump_finding
 from rankscope.server.detectors.desync.buffers_rest import Rest, rest_finding
 from rankscope.server.detectors.desync.incident import groups_of
-from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.mechanisms.incident import Incident
+from rankscope.server.detectors.mechanisms.wording import count, number, ranks
 from rankscope.server.detectors.policy import Policy, Steps
-from rankscope.server.detectors.wording import count, number, ranks
 from rankscope.server.window import Check, Comparison, TensorDifference, Window
 
 # Beside the chain of a step, and watched because somebody asked for it.

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.wording import number, ranks
+from rankscope.server.detectors.mechanisms.incident import Incident
+from rankscope.server.detectors.mechanisms.wording import number, ranks
 from rankscope.server.window import Comparison, TensorDifference
 
 # Comparisons that say how much statistics usually differ, at least: running means forget with a

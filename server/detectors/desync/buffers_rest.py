@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.incident import AGREED_UNTIL, Incident
+from rankscope.server.detectors.mechanisms.incident import AGREED_UNTIL, Incident
 
 
 @dataclass(slots=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.desync.precision import SERIES, Precisions
-from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.wording import agree, count, listing, ranks, sentences
+from rankscope.server.detectors.mechanisms.incident import Incident
+from rankscope.server.detectors.mechanisms.wording import agree, count, listing, ranks, sentences
 from rankscope.server.window import Check, Window
 
 # What ranks say of themselves: how much it matters that it is the same, and how a person calls it.

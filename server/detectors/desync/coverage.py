@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rankscope.server.detectors.wording import count, ranks
+from rankscope.server.detectors.mechanisms.wording import count, ranks
 from rankscope.server.window import Check, Comparison
 
 # Of the comparisons of a link, the share at the end that may lack ranks: the last batches of a run

@@ -8,13 +8,15 @@ from itertools import groupby, pairwise
 from typing import ClassVar
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
-from rankscope.server.detectors.desync.answers import SUBJECTS, checks_of
 from rankscope.server.detectors.desync.averaging_rounds import MARK, AveragingRound, interval_of
+from rankscope.server.detectors.desync.checks import SUBJECTS, checks_of
 from rankscope.server.detectors.desync.coverage import Coverage
 from rankscope.server.detectors.desync.explain import finding_of
 from rankscope.server.detectors.desync.frozen import standing, take_frozen
 from rankscope.server.detectors.desync.incident import Divergence
 from rankscope.server.detectors.desync.opening import GRADIENTS, open_divergence
+from rankscope.server.detectors.desync.optimizer_settings import SERIES as GIVEN
+from rankscope.server.detectors.desync.optimizer_settings import STAGE as SETTINGS_STAGE
 from rankscope.server.detectors.desync.order import (
     SETTINGS,
     place_of,
@@ -32,8 +34,6 @@ from rankscope.server.detectors.desync.returns import (
     still_periodic,
     workers_finding,
 )
-from rankscope.server.detectors.desync.settings import SERIES as GIVEN
-from rankscope.server.detectors.desync.settings import STAGE as SETTINGS_STAGE
 from rankscope.server.detectors.desync.state import (
     FROZEN,
     KIND_OF_STAGE,

@@ -13,8 +13,8 @@ from rankscope.server.detectors.desync.incident import Divergence, Growth
 from rankscope.server.detectors.desync.links import broken_link, stage_of
 from rankscope.server.detectors.desync.order import SETTINGS
 from rankscope.server.detectors.desync.recovery import shown_groups
-from rankscope.server.detectors.incident import AGREED_UNTIL, Incident
-from rankscope.server.detectors.wording import (
+from rankscope.server.detectors.mechanisms.incident import AGREED_UNTIL, Incident
+from rankscope.server.detectors.mechanisms.wording import (
     agree,
     count,
     every,

@@ -7,7 +7,7 @@ import math
 from rankscope.server.detectors.desync.applied import of_what_went_in, why_unreduced
 from rankscope.server.detectors.desync.incident import Divergence
 from rankscope.server.detectors.desync.recovery import restore, shown_groups
-from rankscope.server.detectors.wording import agree, listing, number, ranks, sentences
+from rankscope.server.detectors.mechanisms.wording import agree, listing, number, ranks, sentences
 
 # Two factors are one: float32 rounds a product to 6e-8, and a factor is read off sketches in which
 # as much as 1e-5 of the tensor may be left over.

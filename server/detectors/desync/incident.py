@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.mechanisms.incident import Incident
 from rankscope.server.window import (
     Applied,
     Comparison,

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.wording import agree, count, listing
+from rankscope.server.detectors.mechanisms.incident import Incident
+from rankscope.server.detectors.mechanisms.wording import agree, count, listing
 from rankscope.server.window import Comparison
 
 # Rounds that show it. By chance the distance of a tensor does not shrink in any of them while the

@@ -6,7 +6,7 @@ from rankscope.server.detectors.desync.gradient_links import gradient_link
 from rankscope.server.detectors.desync.incident import Divergence
 from rankscope.server.detectors.desync.order import SETTINGS
 from rankscope.server.detectors.desync.recovery import restore
-from rankscope.server.detectors.wording import (
+from rankscope.server.detectors.mechanisms.wording import (
     count,
     every,
     listing,

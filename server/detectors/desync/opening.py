@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rankscope.server.detectors.desync.incident import Divergence
+from rankscope.server.detectors.desync.optimizer_settings import STAGE as SETTINGS_STAGE
 from rankscope.server.detectors.desync.order import differing_setting, reduces_no_longer
-from rankscope.server.detectors.desync.settings import STAGE as SETTINGS_STAGE
 from rankscope.server.detectors.desync.state import KIND_OF_STAGE, DesyncState
 from rankscope.server.window import Comparison, Window
 

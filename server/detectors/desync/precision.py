@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Condition, Episode, Watch
-from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.wording import agree, count, ranks, sentences
+from rankscope.server.detectors.mechanisms.episode import Condition, Episode, Watch
+from rankscope.server.detectors.mechanisms.statistics import rank_rows
+from rankscope.server.detectors.mechanisms.wording import agree, count, ranks, sentences
 from rankscope.server.window import Window
 
 SERIES = "autocast"

@@ -19,10 +19,10 @@ from rankscope.server.detectors.desync.step_count import (
     ended_finding,
     late_finding,
 )
-from rankscope.server.detectors.episode import Watch
+from rankscope.server.detectors.mechanisms.episode import Watch
+from rankscope.server.detectors.mechanisms.statistics import rank_rows
+from rankscope.server.detectors.mechanisms.wording import count
 from rankscope.server.detectors.policy import Count, Policy, Share, Times
-from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.wording import count
 from rankscope.server.window import Check, Comparison, Float64, Int64, Window
 
 # Backward passes of a rank whose gradients it threw away before it stepped.

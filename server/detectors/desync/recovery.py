@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankscope.server.detectors.desync.incident import Divergence
-from rankscope.server.detectors.wording import listing
+from rankscope.server.detectors.mechanisms.wording import listing
 
 
 def shown_groups(incident: Divergence) -> str:

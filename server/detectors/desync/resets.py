@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.desync.incident import groups_of
-from rankscope.server.detectors.wording import number, ranks
+from rankscope.server.detectors.mechanisms.wording import number, ranks
 from rankscope.server.window import Comparison, Window
 
 EVENT = "optimizer.state"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.wording import agree, ranks
+from rankscope.server.detectors.mechanisms.incident import Incident
+from rankscope.server.detectors.mechanisms.wording import agree, ranks
 from rankscope.server.window import Window
 
 # Of what a rank says at attach: steps that the state of its optimizer has counted.

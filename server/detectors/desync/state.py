@@ -6,17 +6,17 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.desync.averaging_rounds import AveragingRounds
-from rankscope.server.detectors.desync.beside import Beside
 from rankscope.server.detectors.desync.coverage import Coverage
 from rankscope.server.detectors.desync.exchange import Exchange
 from rankscope.server.detectors.desync.incident import Divergence
 from rankscope.server.detectors.desync.left_out import LeftOut
 from rankscope.server.detectors.desync.never_met import NeverMet
 from rankscope.server.detectors.desync.not_taken import NotTakenAverages
+from rankscope.server.detectors.desync.optimizer_settings import STAGE as SETTINGS_STAGE
+from rankscope.server.detectors.desync.optimizer_settings import Given
 from rankscope.server.detectors.desync.resets import Resets
 from rankscope.server.detectors.desync.resumed import Resumed
-from rankscope.server.detectors.desync.settings import STAGE as SETTINGS_STAGE
-from rankscope.server.detectors.desync.settings import Given
+from rankscope.server.detectors.desync.single_link_incident import Beside
 from rankscope.server.detectors.desync.versions import Versions
 from rankscope.server.detectors.desync.writers import Writers
 from rankscope.server.detectors.policy import Count, Policy, Steps, Times

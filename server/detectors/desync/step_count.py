@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode
-from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.wording import agree, listing, number, ranks, sentences
+from rankscope.server.detectors.mechanisms.episode import Episode
+from rankscope.server.detectors.mechanisms.incident import Incident
+from rankscope.server.detectors.mechanisms.wording import agree, listing, number, ranks, sentences
 
 # What is counted, and how a person calls it.
 COUNTED = {

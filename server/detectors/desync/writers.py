@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rankscope.server.detectors.desync.resets import Blame
-from rankscope.server.detectors.wording import agree, count, ranks
+from rankscope.server.detectors.mechanisms.wording import agree, count, ranks
 from rankscope.server.window import Comparison, Window
 
 STAGE = "outside_optimizer"

@@ -9,13 +9,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.generalization.no_better import Losses, NoBetter, finding_of
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.series_by_step import median, together
+from rankscope.server.detectors.mechanisms.statistics import (
+    Spacing,
+    mann_kendall,
+    median_error,
+    robust_sigma,
+)
+from rankscope.server.detectors.mechanisms.waiting import too_few
+from rankscope.server.detectors.mechanisms.wording import count, number, percent, sentences
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
-from rankscope.server.detectors.statistics import Spacing, mann_kendall, median_error, robust_sigma
-from rankscope.server.detectors.waiting import too_few
-from rankscope.server.detectors.walking import median, together
-from rankscope.server.detectors.wording import count, number, percent, sentences
 from rankscope.server.window import Check, Window
 
 # Loss of the best answer that is the same for every input.

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.gradient.kept_alone import KeptAlone
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.series_by_step import mean_by_step
+from rankscope.server.detectors.mechanisms.statistics import rank_rows
+from rankscope.server.detectors.mechanisms.wording import agree, count, number, ranks
 from rankscope.server.detectors.policy import Count, Policy, Share, Signed, Times
-from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.walking import mean_by_step
-from rankscope.server.detectors.wording import agree, count, number, ranks
 from rankscope.server.window import Check, Window
 
 

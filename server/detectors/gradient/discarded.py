@@ -7,12 +7,12 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.series_by_step import median, together
+from rankscope.server.detectors.mechanisms.waiting import too_few
+from rankscope.server.detectors.mechanisms.wording import count, number, percent
 from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.profiles import TURNS
-from rankscope.server.detectors.waiting import too_few
-from rankscope.server.detectors.walking import median, together
-from rankscope.server.detectors.wording import count, number, percent
 from rankscope.server.window import Check, Window
 
 

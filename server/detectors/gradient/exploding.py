@@ -9,20 +9,20 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.history import Companions, Phases, rate_sentence
-from rankscope.server.detectors.policy import Count, Observations, RisePolicy, Share, Steps, Times
-from rankscope.server.detectors.sliding_median import SlidingMedian
-from rankscope.server.detectors.statistics import (
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.history import Companions, Phases, rate_sentence
+from rankscope.server.detectors.mechanisms.series_by_step import median, together
+from rankscope.server.detectors.mechanisms.sliding_median import SlidingMedian
+from rankscope.server.detectors.mechanisms.statistics import (
     Progress,
     Spacing,
     Unmeasured,
     exceeds,
     robust_sigma,
 )
-from rankscope.server.detectors.waiting import too_few
-from rankscope.server.detectors.walking import median, together
-from rankscope.server.detectors.wording import count, number, sentences
+from rankscope.server.detectors.mechanisms.waiting import too_few
+from rankscope.server.detectors.mechanisms.wording import count, number, sentences
+from rankscope.server.detectors.policy import Count, Observations, RisePolicy, Share, Steps, Times
 from rankscope.server.window import Check, Window
 
 # Losses that are remembered, and how many standard errors make a difference of them.

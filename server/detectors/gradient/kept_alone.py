@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Condition, Episode, Watch
-from rankscope.server.detectors.wording import agree, count, number, ranks
+from rankscope.server.detectors.mechanisms.episode import Condition, Episode, Watch
+from rankscope.server.detectors.mechanisms.wording import agree, count, number, ranks
 from rankscope.server.window import Float64, Int64
 
 # Samples at which all ranks began with empty gradients, before one that does not is a fault: a loop

@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.effects import Rule
-from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.gradient.skipped import KEY, Skips
-from rankscope.server.detectors.origin import FOLLOWS, Origin, go_back, reports
-from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.walking import median, rows_by_step
-from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.origin import FOLLOWS, Origin, go_back, reports
+from rankscope.server.detectors.mechanisms.series_by_step import median, rows_by_step
+from rankscope.server.detectors.mechanisms.statistics import rank_rows
+from rankscope.server.detectors.mechanisms.wording import count, listing, number, ranks, sentences
 from rankscope.server.window import Check, Occurrence, Window
 
 # Losses that are remembered, and growth within them that is none of single batches: where it goes

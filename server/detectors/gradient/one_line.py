@@ -11,10 +11,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.series_by_step import median
+from rankscope.server.detectors.mechanisms.wording import number, percent
 from rankscope.server.detectors.policy import Observations, Policy, Share
-from rankscope.server.detectors.walking import median
-from rankscope.server.detectors.wording import number, percent
 
 SERIES = ("grad_cosine", "input_rms")
 

@@ -9,22 +9,22 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.batch_sizes import (
+from rankscope.server.detectors.effects import EPISODE, Rule
+from rankscope.server.detectors.gradient import one_line
+from rankscope.server.detectors.gradient.recurring import Recurrence, Recurring
+from rankscope.server.detectors.mechanisms.batch_sizes import (
     SINGLE,
     BatchSizes,
     effective_sizes,
     first_tokens,
 )
-from rankscope.server.detectors.effects import EPISODE, Rule
-from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.gradient import one_line
-from rankscope.server.detectors.gradient.recurring import Recurrence, Recurring
-from rankscope.server.detectors.odd_targets import SERIES, OddTargets
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.odd_targets import SERIES, OddTargets
+from rankscope.server.detectors.mechanisms.series_by_step import median, together
+from rankscope.server.detectors.mechanisms.statistics import rank_rows
+from rankscope.server.detectors.mechanisms.waiting import too_few
+from rankscope.server.detectors.mechanisms.wording import number
 from rankscope.server.detectors.policy import Count, Number, Observations, Times
-from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.waiting import too_few
-from rankscope.server.detectors.walking import median, together
-from rankscope.server.detectors.wording import number
 from rankscope.server.window import Check, Window
 
 

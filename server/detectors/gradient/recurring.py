@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankscope.server.detectors.recurrence import Folds, detrended, folded, outliers
-from rankscope.server.detectors.statistics import robust_sigma
-from rankscope.server.detectors.wording import count, number
+from rankscope.server.detectors.mechanisms.recurrence import Folds, detrended, folded, outliers
+from rankscope.server.detectors.mechanisms.statistics import robust_sigma
+from rankscope.server.detectors.mechanisms.wording import count, number
 from rankscope.server.window import Float64
 
 # Large is what a gradient is that explodes (`gradient.exploding`): ten times the usual one. An

@@ -10,8 +10,8 @@ from itertools import pairwise
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.wording import count, listing, ranks, sentences
+from rankscope.server.detectors.mechanisms.incident import Incident
+from rankscope.server.detectors.mechanisms.wording import count, listing, ranks, sentences
 from rankscope.server.window import Window
 
 EVENT = "gradient.skipped"

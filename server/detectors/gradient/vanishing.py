@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.gradient import zero, zero_steps
 from rankscope.server.detectors.gradient.zero import ZeroGradients
 from rankscope.server.detectors.gradient.zero_steps import ZeroSteps
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.samples import LayerSample, layer_samples
+from rankscope.server.detectors.mechanisms.series_by_step import median, together
+from rankscope.server.detectors.mechanisms.statistics import Progress
+from rankscope.server.detectors.mechanisms.wording import count, listing, number, percent, sentences
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share, Steps
-from rankscope.server.detectors.samples import LayerSample, layer_samples
-from rankscope.server.detectors.statistics import Progress
-from rankscope.server.detectors.walking import median, together
-from rankscope.server.detectors.wording import count, listing, number, percent, sentences
 from rankscope.server.window import Check, Window
 
 _MAX_NAMES = 64

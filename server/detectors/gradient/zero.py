@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.samples import LayerSample
-from rankscope.server.detectors.walking import mean_by_step, rows_by_step
-from rankscope.server.detectors.wording import count, if_several, number, sentences
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.samples import LayerSample
+from rankscope.server.detectors.mechanisms.series_by_step import mean_by_step, rows_by_step
+from rankscope.server.detectors.mechanisms.wording import count, if_several, number, sentences
 from rankscope.server.window import Window
 
 _BESIDE = ("loss", "accuracy", "lr", "update_ratio")

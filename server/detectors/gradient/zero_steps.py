@@ -9,9 +9,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.walking import mean_by_step, median, rows_by_step
-from rankscope.server.detectors.wording import count, if_several, listing, plural, sentences
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.series_by_step import mean_by_step, median, rows_by_step
+from rankscope.server.detectors.mechanisms.wording import (
+    count,
+    if_several,
+    listing,
+    plural,
+    sentences,
+)
 from rankscope.server.window import Window
 
 # Losses that say what is usual.

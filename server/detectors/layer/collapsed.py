@@ -7,12 +7,12 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.layer.silent_rank import SilentRankPolicy
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.series_by_step import median
+from rankscope.server.detectors.mechanisms.statistics import Progress
+from rankscope.server.detectors.mechanisms.wording import number
 from rankscope.server.detectors.policy import Number, Observations, Share, Times
-from rankscope.server.detectors.statistics import Progress
-from rankscope.server.detectors.walking import median
-from rankscope.server.detectors.wording import number
 
 SERIES = (
     *("output_spread", "outputs_compared", "output_halves"),

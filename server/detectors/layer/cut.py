@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode
-from rankscope.server.detectors.wording import agree, count, listing, percent, sentences
+from rankscope.server.detectors.mechanisms.episode import Episode
+from rankscope.server.detectors.mechanisms.wording import agree, count, listing, percent, sentences
 from rankscope.server.window import Window
 
 

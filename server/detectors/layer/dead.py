@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.layer import collapsed, reconstruction
 from rankscope.server.detectors.layer.collapsed import CollapsedState
 from rankscope.server.detectors.layer.cut import Cut, cut_finding, never_finding
 from rankscope.server.detectors.layer.idle import MAX_NAMES, Idle, idle_finding
 from rankscope.server.detectors.layer.learning import Learning, LearningPolicy
 from rankscope.server.detectors.layer.silent_rank import SilentRanks
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.samples import LayerSample, layer_samples
+from rankscope.server.detectors.mechanisms.series_by_step import together
+from rankscope.server.detectors.mechanisms.statistics import rank_rows
+from rankscope.server.detectors.mechanisms.waiting import too_few
+from rankscope.server.detectors.mechanisms.wording import count, percent
 from rankscope.server.detectors.policy import Count, Observations, Share, Steps
-from rankscope.server.detectors.samples import LayerSample, layer_samples
-from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.waiting import too_few
-from rankscope.server.detectors.walking import together
-from rankscope.server.detectors.wording import count, percent
 from rankscope.server.window import Check, Window
 
 # Consecutive samples at which modules are called without gradients: what a program does it does

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode
-from rankscope.server.detectors.wording import count, listing, number, percent
+from rankscope.server.detectors.mechanisms.episode import Episode
+from rankscope.server.detectors.mechanisms.wording import count, listing, number, percent
 
 # Tensors or modules that a finding names.
 MAX_NAMES = 64

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.layer.reconstruction import ReconstructionPolicy
+from rankscope.server.detectors.mechanisms.series_by_step import median, noise_of_mean
+from rankscope.server.detectors.mechanisms.statistics import mann_kendall
 from rankscope.server.detectors.policy import Observations, Share, Sigmas
-from rankscope.server.detectors.statistics import mann_kendall
-from rankscope.server.detectors.walking import median, noise_of_mean
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.layer.collapsed import CollapsedPolicy
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.series_by_step import median
+from rankscope.server.detectors.mechanisms.statistics import BLOCK, mann_kendall
+from rankscope.server.detectors.mechanisms.wording import number
 from rankscope.server.detectors.policy import Observations, Share, Sigmas
-from rankscope.server.detectors.statistics import BLOCK, mann_kendall
-from rankscope.server.detectors.walking import median
-from rankscope.server.detectors.wording import number
 
 SERIES = ("reconstruction_spread",)
 # Times of the spread below which reconstructions are alike, from which on they are unlike: more

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.series_by_step import rows_by_step
+from rankscope.server.detectors.mechanisms.statistics import rank_rows
+from rankscope.server.detectors.mechanisms.wording import count
 from rankscope.server.detectors.policy import Number, Observations, Policy
-from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.walking import rows_by_step
-from rankscope.server.detectors.wording import count
 from rankscope.server.window import Window
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankscope.server.detectors.statistics import BLOCK
-from rankscope.server.detectors.walking import mean_by_step, noise_of_mean
+from rankscope.server.detectors.mechanisms.series_by_step import mean_by_step, noise_of_mean
+from rankscope.server.detectors.mechanisms.statistics import BLOCK
 from rankscope.server.window import Window
 
 SERIES = "accuracy"

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.statistics import BLOCK
-from rankscope.server.detectors.wording import number, sentences
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.statistics import BLOCK
+from rankscope.server.detectors.mechanisms.wording import number, sentences
 
 # Losses that are needed, and of these the first ones, whose size is what is usual.
 _LEAST, _FIRST = 10 * BLOCK, 2 * BLOCK

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rankscope.server.detectors.samples import layer_samples
+from rankscope.server.detectors.mechanisms.samples import layer_samples
 from rankscope.server.window import Window
 
 # Of how many answers guessing costs something.

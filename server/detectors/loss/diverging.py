@@ -11,17 +11,16 @@ import numpy as np
 
 from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.desync.averaging_rounds import MARK
-from rankscope.server.detectors.history import Companions, Phases
-from rankscope.server.detectors.leaps import Leaps
-from rankscope.server.detectors.loss import answers_kept, bottomless, thrown
+from rankscope.server.detectors.loss import answers_kept, bad_start, bottomless
 from rankscope.server.detectors.loss.answers_kept import AnswersKept
+from rankscope.server.detectors.loss.bad_start import ThrownUp
 from rankscope.server.detectors.loss.bottomless import Bottomless
 from rankscope.server.detectors.loss.diverging_findings import Diverging, explained
 from rankscope.server.detectors.loss.sign import LossSign
-from rankscope.server.detectors.loss.thrown import ThrownUp
-from rankscope.server.detectors.policy import Blocks, RisePolicy, Share, Sigmas, Times
-from rankscope.server.detectors.profiles import TURNS
-from rankscope.server.detectors.statistics import (
+from rankscope.server.detectors.mechanisms.history import Companions, Phases
+from rankscope.server.detectors.mechanisms.leaps import Leaps
+from rankscope.server.detectors.mechanisms.series_by_step import mean_by_step
+from rankscope.server.detectors.mechanisms.statistics import (
     BLOCK,
     Progress,
     Unmeasured,
@@ -29,9 +28,10 @@ from rankscope.server.detectors.statistics import (
     median_error,
     robust_sigma,
 )
-from rankscope.server.detectors.waiting import too_few
-from rankscope.server.detectors.walking import mean_by_step
-from rankscope.server.detectors.wording import number, percent
+from rankscope.server.detectors.mechanisms.waiting import too_few
+from rankscope.server.detectors.mechanisms.wording import number, percent
+from rankscope.server.detectors.policy import Blocks, RisePolicy, Share, Sigmas, Times
+from rankscope.server.detectors.profiles import TURNS
 from rankscope.server.window import Check, Window
 
 _WORTH = "explained_deviance"
@@ -223,7 +223,7 @@ class LossDiverging(Detector[DivergingState]):
             for e in state.bottomless.watch.take(window.last_step)
         ]
         findings += [
-            thrown.finding(e, game=state.game_since is not None)
+            bad_start.finding(e, game=state.game_since is not None)
             for e in state.thrown.watch.take(window.last_step)
         ]
         return Outcome({"loss.diverging": self._check(state)}, tuple(findings))

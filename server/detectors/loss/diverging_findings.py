@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rankscope.server.detectors import leaps
-from rankscope.server.detectors.history import rate_sentence
-from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.leaps import Leap
 from rankscope.server.detectors.loss import answers_kept
-from rankscope.server.detectors.wording import number, percent, sentences
+from rankscope.server.detectors.mechanisms import leaps
+from rankscope.server.detectors.mechanisms.history import rate_sentence
+from rankscope.server.detectors.mechanisms.incident import Incident
+from rankscope.server.detectors.mechanisms.leaps import Leap
+from rankscope.server.detectors.mechanisms.wording import number, percent, sentences
 
 # What answers explain of the deviance before, at the least, and since, at the most, where they have
 # become worth nothing.

@@ -10,13 +10,13 @@ import numpy as np
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.effects import BLUR, EPISODE, Rule
-from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.history import Phases
-from rankscope.server.detectors.incident import AGREED_UNTIL
-from rankscope.server.detectors.leaps import BEYOND, Leaps
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.history import Phases
+from rankscope.server.detectors.mechanisms.incident import AGREED_UNTIL
+from rankscope.server.detectors.mechanisms.leaps import BEYOND, Leaps
+from rankscope.server.detectors.mechanisms.statistics import Spacing, rank_rows
+from rankscope.server.detectors.mechanisms.wording import count, if_several, number, sentences
 from rankscope.server.detectors.policy import Observations, Policy, Share, Times
-from rankscope.server.detectors.statistics import Spacing, rank_rows
-from rankscope.server.detectors.wording import count, if_several, number, sentences
 from rankscope.server.window import Check, Float64, Window
 
 # Steps from one loss to the next up to which a step is seen by itself.

@@ -6,8 +6,8 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from rankscope.server.detectors.batch_sizes import whole_batches
-from rankscope.server.detectors.walking import mean_by_step, median
+from rankscope.server.detectors.mechanisms.batch_sizes import whole_batches
+from rankscope.server.detectors.mechanisms.series_by_step import mean_by_step, median
 from rankscope.server.window import Window
 
 SERIES = ("accuracy", "samples", "tokens")

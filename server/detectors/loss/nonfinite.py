@@ -10,17 +10,23 @@ import numpy as np
 
 from rankscope.agent.wire import number_to_json
 from rankscope.server.detectors.base import Detector, Finding, Outcome
-from rankscope.server.detectors.history import Companions, rate_sentence
-from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.origin import FOLLOWS, Origin, go_back, reports
-from rankscope.server.detectors.policy import Observations, RisePolicy, Times
-from rankscope.server.detectors.statistics import (
+from rankscope.server.detectors.mechanisms.history import Companions, rate_sentence
+from rankscope.server.detectors.mechanisms.incident import Incident
+from rankscope.server.detectors.mechanisms.origin import FOLLOWS, Origin, go_back, reports
+from rankscope.server.detectors.mechanisms.statistics import (
     Progress,
     Spacing,
     mean_over_ranks,
     rank_rows,
 )
-from rankscope.server.detectors.wording import count, if_several, number, ranks, sentences
+from rankscope.server.detectors.mechanisms.wording import (
+    count,
+    if_several,
+    number,
+    ranks,
+    sentences,
+)
+from rankscope.server.detectors.policy import Observations, RisePolicy, Times
 from rankscope.server.window import Check, Occurrence, Window
 
 # Steps with finite losses after one that was not, which show that parameters are not lost: where

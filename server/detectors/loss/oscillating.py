@@ -10,19 +10,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.history import Companions, rate_sentence
-from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.loss.beside import COSINE, Beside, beside, recurs
-from rankscope.server.detectors.loss.repeating import FALLING, LONGEST, Repeats, Swing
-from rankscope.server.detectors.policy import (
-    Count,
-    Observations,
-    RisePolicy,
-    Share,
-    Signed,
-    Times,
-)
-from rankscope.server.detectors.statistics import (
+from rankscope.server.detectors.loss.same_period import COSINE, Beside, beside, recurs
+from rankscope.server.detectors.loss.swing_shape import FALLING, LONGEST, Repeats, Swing
+from rankscope.server.detectors.mechanisms.disjoint_steps import Turns
+from rankscope.server.detectors.mechanisms.history import Companions, rate_sentence
+from rankscope.server.detectors.mechanisms.incident import Incident
+from rankscope.server.detectors.mechanisms.series_by_step import mean_by_step
+from rankscope.server.detectors.mechanisms.statistics import (
     Progress,
     Unmeasured,
     lag_one,
@@ -32,10 +26,16 @@ from rankscope.server.detectors.statistics import (
     residual_maker,
     spectral_peak,
 )
-from rankscope.server.detectors.turns import Turns
-from rankscope.server.detectors.waiting import too_few
-from rankscope.server.detectors.walking import mean_by_step
-from rankscope.server.detectors.wording import number, sentences
+from rankscope.server.detectors.mechanisms.waiting import too_few
+from rankscope.server.detectors.mechanisms.wording import number, sentences
+from rankscope.server.detectors.policy import (
+    Count,
+    Observations,
+    RisePolicy,
+    Share,
+    Signed,
+    Times,
+)
 from rankscope.server.window import Check, Float64, Window
 
 # Series that may have the loss's period: why it swings.

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.loss.chance import Chance
-from rankscope.server.detectors.loss.flat import (
+from rankscope.server.detectors.loss.plateau_findings import (
     Flat,
     cause_and_remedy,
     explained_now,
@@ -19,12 +18,13 @@ from rankscope.server.detectors.loss.flat import (
 )
 from rankscope.server.detectors.loss.plateau_policy import PlateauPolicy
 from rankscope.server.detectors.loss.plateau_short import answers_nothing
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.epochs_seen import Visits
+from rankscope.server.detectors.mechanisms.series_by_step import median, noise_of_mean, together
+from rankscope.server.detectors.mechanisms.statistics import BLOCK, mann_kendall, robust_sigma
+from rankscope.server.detectors.mechanisms.waiting import too_few
+from rankscope.server.detectors.mechanisms.wording import count, number, percent
 from rankscope.server.detectors.profiles import TURNS
-from rankscope.server.detectors.statistics import BLOCK, mann_kendall, robust_sigma
-from rankscope.server.detectors.visits import Visits
-from rankscope.server.detectors.waiting import too_few
-from rankscope.server.detectors.walking import median, noise_of_mean, together
-from rankscope.server.detectors.wording import count, number, percent
 from rankscope.server.window import Check, Window
 
 # Standard deviations that none of the thousands of blocks of a run exceeds by chance.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.server.detectors.statistics import mann_kendall
-from rankscope.server.detectors.walking import median, noise_of_mean
+from rankscope.server.detectors.mechanisms.series_by_step import median, noise_of_mean
+from rankscope.server.detectors.mechanisms.statistics import mann_kendall
 
 if TYPE_CHECKING:
     from rankscope.server.detectors.loss.plateau_policy import PlateauPolicy

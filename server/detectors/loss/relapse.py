@@ -10,10 +10,10 @@ import numpy as np
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.desync.averaging_rounds import MARK
-from rankscope.server.detectors.episode import Condition, Episode, Watch
-from rankscope.server.detectors.history import Phases
-from rankscope.server.detectors.statistics import Progress, known_median
-from rankscope.server.detectors.wording import number, sentences
+from rankscope.server.detectors.mechanisms.episode import Condition, Episode, Watch
+from rankscope.server.detectors.mechanisms.history import Phases
+from rankscope.server.detectors.mechanisms.statistics import Progress, known_median
+from rankscope.server.detectors.mechanisms.wording import number, sentences
 from rankscope.server.window import Float64, Window
 
 # Values before the step and from it on: of 735,471 orders of values that are drawn alike one has

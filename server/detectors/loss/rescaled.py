@@ -11,13 +11,13 @@ import numpy as np
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.effects import BLUR, EPISODE, Rule
-from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.history import Phases
-from rankscope.server.detectors.incident import AGREED_UNTIL
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.history import Phases
+from rankscope.server.detectors.mechanisms.incident import AGREED_UNTIL
+from rankscope.server.detectors.mechanisms.series_by_step import mean_by_step, rows_by_step
+from rankscope.server.detectors.mechanisms.statistics import rank_rows
+from rankscope.server.detectors.mechanisms.wording import count, if_several, number, sentences
 from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas, Times
-from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.walking import mean_by_step, rows_by_step
-from rankscope.server.detectors.wording import count, if_several, number, sentences
 from rankscope.server.window import Check, Float64, Window
 
 # What follows a gradient from step to step, the nearest to `backward` first: clipping bounds the

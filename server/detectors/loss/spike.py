@@ -10,16 +10,24 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.batch_sizes import SERIES, BatchSizes, effective_sizes
-from rankscope.server.detectors.history import Companions, Phases, RankHistory
-from rankscope.server.detectors.leaps import Leaps
 from rankscope.server.detectors.loss import few_answers
 from rankscope.server.detectors.loss.answers_kept import AnswersKept
 from rankscope.server.detectors.loss.few_answers import FewAnswers
 from rankscope.server.detectors.loss.relapse import Relapse
 from rankscope.server.detectors.loss.sign import LossSign
 from rankscope.server.detectors.loss.spike_findings import Spike, spike_finding
-from rankscope.server.detectors.odd_targets import OddTargets
+from rankscope.server.detectors.mechanisms.batch_sizes import SERIES, BatchSizes, effective_sizes
+from rankscope.server.detectors.mechanisms.history import Companions, Phases, RankHistory
+from rankscope.server.detectors.mechanisms.leaps import Leaps
+from rankscope.server.detectors.mechanisms.odd_targets import OddTargets
+from rankscope.server.detectors.mechanisms.statistics import (
+    BLOCK,
+    Baseline,
+    Progress,
+    mean_over_ranks,
+    rank_rows,
+)
+from rankscope.server.detectors.mechanisms.wording import count
 from rankscope.server.detectors.policy import (
     Count,
     Observations,
@@ -29,14 +37,6 @@ from rankscope.server.detectors.policy import (
     Sigmas,
     Times,
 )
-from rankscope.server.detectors.statistics import (
-    BLOCK,
-    Baseline,
-    Progress,
-    mean_over_ranks,
-    rank_rows,
-)
-from rankscope.server.detectors.wording import count
 from rankscope.server.window import Check, Float64, Int64, Status, Window
 
 

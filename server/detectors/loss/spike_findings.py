@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rankscope.server.detectors import leaps
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.history import rate_sentence
-from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.leaps import Leap
 from rankscope.server.detectors.loss import answers_kept, few_answers
-from rankscope.server.detectors.wording import number, ranks, sentences
+from rankscope.server.detectors.mechanisms import leaps
+from rankscope.server.detectors.mechanisms.history import rate_sentence
+from rankscope.server.detectors.mechanisms.incident import Incident
+from rankscope.server.detectors.mechanisms.leaps import Leap
+from rankscope.server.detectors.mechanisms.wording import number, ranks, sentences
 
 
 @dataclass(slots=True, kw_only=True)

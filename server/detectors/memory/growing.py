@@ -9,10 +9,21 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.memory import pace
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.restarts import passed
+from rankscope.server.detectors.mechanisms.statistics import Spacing, rank_rows
+from rankscope.server.detectors.mechanisms.wording import (
+    agree,
+    count,
+    duration,
+    if_several,
+    ranks,
+    sentences,
+    size,
+)
+from rankscope.server.detectors.memory import step_time
 from rankscope.server.detectors.memory.blocks import Minima
-from rankscope.server.detectors.memory.pace import Lengths, inputs_of
+from rankscope.server.detectors.memory.step_time import Lengths, inputs_of
 from rankscope.server.detectors.memory.trend import Trend, began, steady
 from rankscope.server.detectors.policy import Blocks as BlockCount
 from rankscope.server.detectors.policy import (
@@ -23,17 +34,6 @@ from rankscope.server.detectors.policy import (
     Share,
     Sigmas,
     Times,
-)
-from rankscope.server.detectors.restarts import passed
-from rankscope.server.detectors.statistics import Spacing, rank_rows
-from rankscope.server.detectors.wording import (
-    agree,
-    count,
-    duration,
-    if_several,
-    ranks,
-    sentences,
-    size,
 )
 from rankscope.server.window import Check, Float64, Int64, Window
 
@@ -237,7 +237,7 @@ class MemoryGrowing(Detector[GrowingState]):
 
     kinds = ("memory.growing",)
     needs = (_RESIDENT,)
-    wants = (_DEVICE, _FILES, _EPOCH, *pace.SERIES)
+    wants = (_DEVICE, _FILES, _EPOCH, *step_time.SERIES)
     policy: GrowingPolicy
 
     def reaches(self) -> tuple[Reach, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankscope.server.detectors.statistics import lag_one
+from rankscope.server.detectors.mechanisms.statistics import lag_one
 from rankscope.server.window import Float64
 
 # Autocorrelation of the residuals beyond which no more is believed: of few values it is not known

@@ -10,14 +10,14 @@ import numpy as np
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.effects import EPISODE, Rule
+from rankscope.server.detectors.mechanisms.statistics import rank_rows
+from rankscope.server.detectors.mechanisms.wording import if_several
 from rankscope.server.detectors.metric.events import Anomaly, finding
 from rankscope.server.detectors.metric.found import Event, MetricPolicy
 from rankscope.server.detectors.metric.past import Past
-from rankscope.server.detectors.metric.peers import BLOCK, LEAST, Peers
+from rankscope.server.detectors.metric.rank_outlier import BLOCK, LEAST, Peers
 from rankscope.server.detectors.metric.series import is_asked, is_clock, is_logged
 from rankscope.server.detectors.metric.silence import Silence
-from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.wording import if_several
 from rankscope.server.window import Bool, Check, Float64, Int64, Window
 
 # Series that are judged, of many ranks fewer: a run may have thousands, and each takes up to 1 KB

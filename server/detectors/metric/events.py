@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.effects import BLUR
-from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.mechanisms.incident import Incident
+from rankscope.server.detectors.mechanisms.wording import count, number, ranks, sentences
 from rankscope.server.detectors.metric.found import Event
-from rankscope.server.detectors.wording import count, number, ranks, sentences
 
 # What says most of what happened comes first.
 _ORDER = ("shift", "recurring", "silence", "spikes", "level", "outlier", "spike")

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rankscope.server.detectors.mechanisms.recurrence import Folds, detrended, folded
+from rankscope.server.detectors.mechanisms.statistics import change_point, robust_sigma
 from rankscope.server.detectors.metric.found import Event, MetricPolicy
-from rankscope.server.detectors.metric.peers import BLOCK, CALM, FLOOR, LEAST, MEMORY
-from rankscope.server.detectors.recurrence import Folds, detrended, folded
-from rankscope.server.detectors.statistics import change_point, robust_sigma
+from rankscope.server.detectors.metric.rank_outlier import BLOCK, CALM, FLOOR, LEAST, MEMORY
 from rankscope.server.window import Float64, Int64
 
 # Turning points of noise are two thirds of all its values, of a smoothed one a third to a half

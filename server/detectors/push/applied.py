@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.walking import rows_by_step
+from rankscope.server.detectors.mechanisms.series_by_step import rows_by_step
+from rankscope.server.detectors.mechanisms.statistics import rank_rows
 from rankscope.server.window import Window
 
 SERIES = ("push_worker", "push_staleness")

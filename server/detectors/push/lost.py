@@ -6,11 +6,11 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.statistics import rank_rows
+from rankscope.server.detectors.mechanisms.wording import agree, count
 from rankscope.server.detectors.policy import Observations, Policy, Steps
 from rankscope.server.detectors.push.applied import SERIES, pushes
-from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.wording import agree, count
 from rankscope.server.window import Check, Window
 
 

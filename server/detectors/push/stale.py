@@ -9,10 +9,10 @@ import numpy as np
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.effects import BLUR, Rule
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.wording import count, number, sentences
 from rankscope.server.detectors.policy import Observations, Policy, Steps, Times
 from rankscope.server.detectors.push.applied import SERIES, Push, pushes
-from rankscope.server.detectors.wording import count, number, sentences
 from rankscope.server.window import Check, Window
 
 

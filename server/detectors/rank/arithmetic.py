@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.mechanisms.incident import Incident
+from rankscope.server.detectors.mechanisms.wording import count, number, ranks, sentences
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Times
-from rankscope.server.detectors.wording import count, number, ranks, sentences
 from rankscope.server.window import ElementSums
 
 _MAX_EVENTS = 64

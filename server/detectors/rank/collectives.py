@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.mechanisms.incident import Incident
+from rankscope.server.detectors.mechanisms.series_by_step import median
+from rankscope.server.detectors.mechanisms.statistics import Spacing
+from rankscope.server.detectors.mechanisms.wording import duration, number
 from rankscope.server.detectors.policy import (
     Count,
     Observations,
@@ -19,9 +22,6 @@ from rankscope.server.detectors.policy import (
     Times,
 )
 from rankscope.server.detectors.rank.lateness import LatenessPolicy, StepTimes
-from rankscope.server.detectors.statistics import Spacing
-from rankscope.server.detectors.walking import median
-from rankscope.server.detectors.wording import duration, number
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,17 @@ from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.effects import EPISODE, Rule
-from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.mechanisms.incident import Incident
+from rankscope.server.detectors.mechanisms.wording import (
+    agree,
+    count,
+    if_several,
+    listing,
+    ranks,
+    sentences,
+)
 from rankscope.server.detectors.policy import Policy, Seconds, Times
 from rankscope.server.detectors.rank.endings import Ending, ending_of, first_line
-from rankscope.server.detectors.wording import agree, count, if_several, listing, ranks, sentences
 from rankscope.server.window import Check, RankLiveness, Window
 
 # Letters of an error in a title and in a sentence.

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.walking import median
-from rankscope.server.detectors.wording import listing, number, ranks
+from rankscope.server.detectors.mechanisms.series_by_step import median
+from rankscope.server.detectors.mechanisms.wording import listing, number, ranks
 from rankscope.server.window import Window
 
 _TEMPERATURE, _CLOCK, _REASONS = (

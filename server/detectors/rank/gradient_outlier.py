@@ -11,18 +11,23 @@ from itertools import pairwise
 import numpy as np
 
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.beats import beat, tail
 from rankscope.server.detectors.effects import EPISODE, Rule
-from rankscope.server.detectors.history import RankHistory
-from rankscope.server.detectors.loss_weights import INPUTS, LossWeights
-from rankscope.server.detectors.peers import Change, PeerChange
+from rankscope.server.detectors.mechanisms.equal_distances import beat, tail
+from rankscope.server.detectors.mechanisms.history import RankHistory
+from rankscope.server.detectors.mechanisms.loss_weights import INPUTS, LossWeights
+from rankscope.server.detectors.mechanisms.peers import Change, PeerChange
+from rankscope.server.detectors.mechanisms.series_by_step import median
+from rankscope.server.detectors.mechanisms.statistics import (
+    Spacing,
+    change_point,
+    others_median,
+    rank_rows,
+)
+from rankscope.server.detectors.mechanisms.wording import count
 from rankscope.server.detectors.policy import Count, Observations, Share, Sigmas, Times
 from rankscope.server.detectors.rank.arithmetic import Arithmetic, ArithmeticPolicy
 from rankscope.server.detectors.rank.opposed import OpposedGradients
 from rankscope.server.detectors.rank.outlier_findings import GradientOutlier, gradient_finding
-from rankscope.server.detectors.statistics import Spacing, change_point, others_median, rank_rows
-from rankscope.server.detectors.walking import median
-from rankscope.server.detectors.wording import count
 from rankscope.server.window import Check, Float64, Int64, Window
 
 

@@ -6,8 +6,10 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rankscope.server.detectors.beats import tail
-from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.mechanisms.equal_distances import tail
+from rankscope.server.detectors.mechanisms.incident import Incident
+from rankscope.server.detectors.mechanisms.series_by_step import median
+from rankscope.server.detectors.mechanisms.statistics import Spacing
 from rankscope.server.detectors.policy import (
     Number,
     Observations,
@@ -16,8 +18,6 @@ from rankscope.server.detectors.policy import (
     Share,
     Times,
 )
-from rankscope.server.detectors.statistics import Spacing
-from rankscope.server.detectors.walking import median
 
 # A step, its seconds, and by how many of them each rank was late.
 _Sample = tuple[int, float, Mapping[int, float]]

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.policy import Observations, Seconds, Share, Steps
-from rankscope.server.detectors.rank.jitter import Jitter, Jittering, JitterPolicy
-from rankscope.server.detectors.statistics import (
+from rankscope.server.detectors.mechanisms.incident import Incident
+from rankscope.server.detectors.mechanisms.series_by_step import median
+from rankscope.server.detectors.mechanisms.statistics import (
     Spacing,
     change_point,
     median_of_sorted,
     shared,
 )
-from rankscope.server.detectors.walking import median
+from rankscope.server.detectors.policy import Observations, Seconds, Share, Steps
+from rankscope.server.detectors.rank.jitter import Jitter, Jittering, JitterPolicy
 from rankscope.server.window import Float64, Int64, Window
 
 # A rise of the step time by less does not date anything.

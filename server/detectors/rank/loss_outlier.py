@@ -9,23 +9,27 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.history import RankHistory
-from rankscope.server.detectors.loss_weights import INPUTS, LossWeights, shares_of_samples
-from rankscope.server.detectors.peers import Change, PeerChange, either_way
-from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
-from rankscope.server.detectors.rank.loss_samples import LossSamples
-from rankscope.server.detectors.rank.outlier_findings import LossOutlier, loss_finding
-from rankscope.server.detectors.rank.rank_answers import RankAnswers
-from rankscope.server.detectors.statistics import (
+from rankscope.server.detectors.mechanisms.disjoint_steps import Turns
+from rankscope.server.detectors.mechanisms.history import RankHistory
+from rankscope.server.detectors.mechanisms.loss_weights import (
+    INPUTS,
+    LossWeights,
+    shares_of_samples,
+)
+from rankscope.server.detectors.mechanisms.peers import Change, PeerChange, either_way
+from rankscope.server.detectors.mechanisms.series_by_step import median
+from rankscope.server.detectors.mechanisms.statistics import (
     Progress,
     change_point,
     grows_with,
     median_of_sorted,
     others_median,
 )
-from rankscope.server.detectors.turns import Turns
-from rankscope.server.detectors.walking import median
-from rankscope.server.detectors.wording import count
+from rankscope.server.detectors.mechanisms.wording import count
+from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
+from rankscope.server.detectors.rank.loss_samples import LossSamples
+from rankscope.server.detectors.rank.outlier_findings import LossOutlier, loss_finding
+from rankscope.server.detectors.rank.rank_answers import RankAnswers
 from rankscope.server.window import Check, Float64, Int64, Window
 
 _MAX_EARLIER = 64

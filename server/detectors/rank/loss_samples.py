@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from rankscope.server.detectors.batch_sizes import (
+from rankscope.server.detectors.mechanisms.batch_sizes import (
     SINGLE,
     BatchSizes,
     effective_sizes,
     first_tokens,
 )
-from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.visits import Visits
+from rankscope.server.detectors.mechanisms.epochs_seen import Visits
+from rankscope.server.detectors.mechanisms.statistics import rank_rows
 from rankscope.server.window import Window
 
 # Of the usual number of samples, below which a loss scatters too much more to be held against the

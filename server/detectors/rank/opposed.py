@@ -18,10 +18,10 @@ import numpy as np
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.data.batches import batch_digests
-from rankscope.server.detectors.episode import Condition, Episode, Watch
-from rankscope.server.detectors.statistics import Spacing, change_point
-from rankscope.server.detectors.walking import mean_by_step, median
-from rankscope.server.detectors.wording import agree, number, ranks, sentences
+from rankscope.server.detectors.mechanisms.episode import Condition, Episode, Watch
+from rankscope.server.detectors.mechanisms.series_by_step import mean_by_step, median
+from rankscope.server.detectors.mechanisms.statistics import Spacing, change_point
+from rankscope.server.detectors.mechanisms.wording import agree, number, ranks, sentences
 from rankscope.server.window import Float64, GradientProducts, Window
 
 # Samples that are taken together, those that show how the ranks began, and blocks of which the

@@ -7,9 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.peers import Change
-from rankscope.server.detectors.wording import agree, count, number, percent, ranks, sentences
+from rankscope.server.detectors.mechanisms.incident import Incident
+from rankscope.server.detectors.mechanisms.peers import Change
+from rankscope.server.detectors.mechanisms.wording import (
+    agree,
+    count,
+    number,
+    percent,
+    ranks,
+    sentences,
+)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rankscope.agent import wire
+from rankscope.server.detectors.mechanisms.wording import agree, count, listing, ranks
 from rankscope.server.detectors.rank.recorder import Collective, collectives_of
-from rankscope.server.detectors.wording import agree, count, listing, ranks
 from rankscope.server.window import Occurrence
 
 # Certain waits: the agent saw the call.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankscope.server.detectors.history import RankHistory
+from rankscope.server.detectors.mechanisms.history import RankHistory
 from rankscope.server.window import Float64, Int64
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rankscope.agent import wire
-from rankscope.server.detectors.wording import agree, listing, ranks
+from rankscope.server.detectors.mechanisms.wording import agree, listing, ranks
 
 _OVER = "completed"
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.desync.averaging_rounds import MARK
+from rankscope.server.detectors.mechanisms.series_by_step import median
 from rankscope.server.detectors.rank.lateness import QUEUEING, Timed, TimingSample
-from rankscope.server.detectors.walking import median
 from rankscope.server.window import Bool, Float64, Int64, Window
 
 # Series that are wanted for it.

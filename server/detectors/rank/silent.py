@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
-from rankscope.server.detectors.incident import AGREED_UNTIL, Incident
+from rankscope.server.detectors.mechanisms.incident import AGREED_UNTIL, Incident
+from rankscope.server.detectors.mechanisms.wording import agree, count, listing, ranks
 from rankscope.server.detectors.policy import Policy, Seconds, Times
-from rankscope.server.detectors.wording import agree, count, listing, ranks
 from rankscope.server.window import Check, RankLiveness, Window
 
 # Of the ranks that never came, this many are named.

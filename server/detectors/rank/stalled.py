@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
-from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.mechanisms.incident import Incident
+from rankscope.server.detectors.mechanisms.wording import agree, ranks, sentences
 from rankscope.server.detectors.policy import Policy, Seconds, Times
 from rankscope.server.detectors.rank.places import (
     GOES_ON,
@@ -19,7 +20,6 @@ from rankscope.server.detectors.rank.places import (
     place_of_event,
 )
 from rankscope.server.detectors.rank.recorder import compared
-from rankscope.server.detectors.wording import agree, ranks, sentences
 from rankscope.server.window import Check, RankLiveness, Window
 
 _DURATION = "step_seconds"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
+from rankscope.server.detectors.mechanisms.wording import agree, count, duration, percent, ranks
 from rankscope.server.detectors.rank.findings import finding_of_jitter, finding_of_late
 from rankscope.server.detectors.rank.jitter import Jittering
 from rankscope.server.detectors.rank.lateness import (
@@ -21,7 +22,6 @@ from rankscope.server.detectors.rank.lateness import (
     without_queueing,
 )
 from rankscope.server.detectors.rank.rounds import NAMES, Rounds
-from rankscope.server.detectors.wording import agree, count, duration, percent, ranks
 from rankscope.server.window import Bool, Check, Window
 
 _RECEIVED = "input_received"

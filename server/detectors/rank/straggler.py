@@ -9,6 +9,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
+from rankscope.server.detectors.mechanisms.wording import (
+    agree,
+    count,
+    duration,
+    number,
+    percent,
+    ranks,
+)
 from rankscope.server.detectors.rank.collectives import (
     Collectives,
     CollectivesPolicy,
@@ -32,7 +40,6 @@ from rankscope.server.detectors.rank.lateness import (
 )
 from rankscope.server.detectors.rank.rounds import NAMES as OF_ROUNDS
 from rankscope.server.detectors.rank.rounds import Rounds
-from rankscope.server.detectors.wording import agree, count, duration, number, percent, ranks
 from rankscope.server.window import Check, Window
 
 _WHY_LATE = (

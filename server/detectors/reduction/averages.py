@@ -9,8 +9,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Condition, Episode, Watch
-from rankscope.server.detectors.wording import agree, count, listing, number, ranks, sentences
+from rankscope.server.detectors.mechanisms.episode import Condition, Episode, Watch
+from rankscope.server.detectors.mechanisms.wording import (
+    agree,
+    count,
+    listing,
+    number,
+    ranks,
+    sentences,
+)
 from rankscope.server.window import Average, Float64, Window
 
 # Share of what the ranks wrote by which their mean may move for rounding: single steps change

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Condition, Episode, Watch
-from rankscope.server.detectors.statistics import change_point
-from rankscope.server.detectors.wording import count, number, ranks
+from rankscope.server.detectors.mechanisms.episode import Condition, Episode, Watch
+from rankscope.server.detectors.mechanisms.statistics import change_point
+from rankscope.server.detectors.mechanisms.wording import count, number, ranks
 from rankscope.server.window import Float64, Reduction
 
 # Samples of which the shares are the mean, and from one judgement to the next.

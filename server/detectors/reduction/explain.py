@@ -6,11 +6,18 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
-from rankscope.server.comparison.weights import SAME
+from rankscope.server.comparison.rank_weights import SAME
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode
-from rankscope.server.detectors.incident import AGREED_UNTIL
-from rankscope.server.detectors.wording import agree, count, listing, number, ranks, sentences
+from rankscope.server.detectors.mechanisms.episode import Episode
+from rankscope.server.detectors.mechanisms.incident import AGREED_UNTIL
+from rankscope.server.detectors.mechanisms.wording import (
+    agree,
+    count,
+    listing,
+    number,
+    ranks,
+    sentences,
+)
 from rankscope.server.window import Misreduced, Reduction
 
 _MAX_DETAILS = 16

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from rankscope.server.comparison import weights as weighing
+from rankscope.server.comparison import rank_weights as weighing
 from rankscope.server.comparison.conservation import COUNTS
-from rankscope.server.comparison.weights import Meaning
+from rankscope.server.comparison.rank_weights import Meaning
 from rankscope.server.detectors.reduction.explain import Divisor
 from rankscope.server.window import Float64, Reduction, Window
 

@@ -13,10 +13,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Condition, Episode, Watch
-from rankscope.server.detectors.of_reductions import value_of
-from rankscope.server.detectors.walking import median
-from rankscope.server.detectors.wording import number
+from rankscope.server.detectors.mechanisms.episode import Condition, Episode, Watch
+from rankscope.server.detectors.mechanisms.reduction_series import value_of
+from rankscope.server.detectors.mechanisms.series_by_step import median
+from rankscope.server.detectors.mechanisms.wording import number
 from rankscope.server.window import Reduction, Window
 
 # Samples before the change and after it. That all of 8 are beyond all of 16 has a chance of 1 in

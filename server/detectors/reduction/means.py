@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Condition, Episode, Watch
-from rankscope.server.detectors.wording import count, number, ranks
+from rankscope.server.detectors.mechanisms.episode import Condition, Episode, Watch
+from rankscope.server.detectors.mechanisms.wording import count, number, ranks
 from rankscope.server.window import Float64, Reduction, Window
 
 # The largest number of a step over the smallest, as of `data.imbalanced`, and steps that have it,

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Condition, Episode, Watch
-from rankscope.server.detectors.wording import count, listing, number, ranks
+from rankscope.server.detectors.mechanisms.episode import Condition, Episode, Watch
+from rankscope.server.detectors.mechanisms.wording import count, listing, number, ranks
 from rankscope.server.window import Float64, Window
 
 # Consecutive samples at which it has to be so.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rankscope.server.detectors.episode import Watch
-from rankscope.server.detectors.loss_weights import LossWeights
+from rankscope.server.detectors.mechanisms.episode import Watch
+from rankscope.server.detectors.mechanisms.loss_weights import LossWeights
 from rankscope.server.detectors.reduction.averages import AveragedParameters
 from rankscope.server.detectors.reduction.clipped import ClippedBefore
 from rankscope.server.detectors.reduction.counted import CountedShares

@@ -9,10 +9,10 @@ import numpy as np
 
 from rankscope.server.comparison.conservation import COUNTS
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Outcome, Reach
-from rankscope.server.detectors.loss_weights import INPUTS
-from rankscope.server.detectors.of_reductions import value_of
+from rankscope.server.detectors.mechanisms.loss_weights import INPUTS
+from rankscope.server.detectors.mechanisms.reduction_series import value_of
 from rankscope.server.detectors.policy import Observations, Policy, Share, Times
-from rankscope.server.detectors.reduction.answers import check_of
+from rankscope.server.detectors.reduction.checks import check_of
 from rankscope.server.detectors.reduction.explain import Divisor, Fault, finding_of
 from rankscope.server.detectors.reduction.factors import (
     counts_of,

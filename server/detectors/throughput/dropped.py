@@ -11,12 +11,12 @@ import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.effects import BLUR, Rule
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.statistics import change_point, known_median
+from rankscope.server.detectors.mechanisms.wording import count, duration, number, sentences
 from rankscope.server.detectors.policy import Count, Observations, Seconds, Times
 from rankscope.server.detectors.push.applied import SERIES as PUSHES
 from rankscope.server.detectors.rank.lateness import QUEUEING, timed, timed_median
-from rankscope.server.detectors.statistics import change_point, known_median
-from rankscope.server.detectors.throughput.course import Course
 from rankscope.server.detectors.throughput.loading import Loading, LoadingPolicy
 from rankscope.server.detectors.throughput.recurring import (
     LongSteps,
@@ -24,7 +24,7 @@ from rankscope.server.detectors.throughput.recurring import (
     cause_and_remedy,
     title,
 )
-from rankscope.server.detectors.wording import count, duration, number, sentences
+from rankscope.server.detectors.throughput.slow_growth import Course
 from rankscope.server.window import Check, Float64, Window
 
 _PARTS = ("data_seconds", "compute_seconds", "wait_seconds")

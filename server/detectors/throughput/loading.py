@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Condition, Episode, Watch
+from rankscope.server.detectors.mechanisms.episode import Condition, Episode, Watch
+from rankscope.server.detectors.mechanisms.statistics import change_point
+from rankscope.server.detectors.mechanisms.wording import duration, if_several, percent, sentences
 from rankscope.server.detectors.policy import Observations, Seconds, Share, Times
-from rankscope.server.detectors.statistics import change_point
-from rankscope.server.detectors.throughput.course import Course
 from rankscope.server.detectors.throughput.recurring import RecurringPolicy
-from rankscope.server.detectors.wording import duration, if_several, percent, sentences
+from rankscope.server.detectors.throughput.slow_growth import Course
 from rankscope.server.window import Float64
 
 # Steps between two judgements.

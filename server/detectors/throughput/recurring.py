@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.recurrence import detrended, folded
+from rankscope.server.detectors.mechanisms.statistics import known_median
+from rankscope.server.detectors.mechanisms.wording import duration, number, percent
 from rankscope.server.detectors.policy import Policy, Seconds, Share
-from rankscope.server.detectors.recurrence import detrended, folded
-from rankscope.server.detectors.statistics import known_median
-from rankscope.server.detectors.wording import duration, number, percent
 from rankscope.server.window import Float64
 
 # Steps that are folded, and the steps from one judgement to the next.

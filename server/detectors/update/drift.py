@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.series_by_step import median, together
+from rankscope.server.detectors.mechanisms.statistics import exceeds, mean_over_ranks
+from rankscope.server.detectors.mechanisms.wording import count, number
 from rankscope.server.detectors.policy import Number, Observations, Share, Times
-from rankscope.server.detectors.statistics import exceeds, mean_over_ranks
-from rankscope.server.detectors.update import held
-from rankscope.server.detectors.update.held import HeldPolicy, HeldState
-from rankscope.server.detectors.walking import median, together
-from rankscope.server.detectors.wording import count, number
+from rankscope.server.detectors.update import held_by_decay
+from rankscope.server.detectors.update.held_by_decay import HeldPolicy, HeldState
 from rankscope.server.window import Check, Window
 
 # Norms that are remembered: when there are more, every second one is dropped.
@@ -141,7 +141,7 @@ class UpdateDrift(Detector[DriftState]):
 
     kinds = ("update.drift",)
     needs = ("weight_norm",)
-    wants = held.SERIES
+    wants = held_by_decay.SERIES
 
     policy: DriftPolicy
 
@@ -161,10 +161,10 @@ class UpdateDrift(Detector[DriftState]):
                 state.push(step, norm)
                 if state.count >= self.policy.evidence:
                     self._judge(step, state)
-        for step, row in together(window, *held.SERIES):
+        for step, row in together(window, *held_by_decay.SERIES):
             state.held.push(step, row)
         findings = [_finding(e, self.policy) for e in state.watch.take(window.last_step)]
-        findings += [held.finding(e) for e in state.held.watch.take(window.last_step)]
+        findings += [held_by_decay.finding(e) for e in state.held.watch.take(window.last_step)]
         return Outcome({"update.drift": _check(state, self.policy)}, tuple(findings))
 
     def _judge(self, step: int, state: DriftState) -> None:

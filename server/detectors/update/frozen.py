@@ -10,9 +10,16 @@ import numpy as np
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.effects import Rule
-from rankscope.server.detectors.incident import AGREED_UNTIL, Incident
-from rankscope.server.detectors.statistics import mean_over_ranks
-from rankscope.server.detectors.wording import agree, count, listing, percent, ranks, sentences
+from rankscope.server.detectors.mechanisms.incident import AGREED_UNTIL, Incident
+from rankscope.server.detectors.mechanisms.statistics import mean_over_ranks
+from rankscope.server.detectors.mechanisms.wording import (
+    agree,
+    count,
+    listing,
+    percent,
+    ranks,
+    sentences,
+)
 from rankscope.server.window import Check, Window
 
 _EVENT = "parameters.written"

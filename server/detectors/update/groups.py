@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.statistics import mean_over_ranks
-from rankscope.server.detectors.wording import listing, number, sentences
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.statistics import mean_over_ranks
+from rankscope.server.detectors.mechanisms.wording import listing, number, sentences
 from rankscope.server.window import Window
 
 SERIES = "lr/*"

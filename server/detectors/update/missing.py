@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.configured import finite
 from rankscope.server.detectors.effects import BLUR, Rule
-from rankscope.server.detectors.episode import Watch
+from rankscope.server.detectors.mechanisms.configured import finite
+from rankscope.server.detectors.mechanisms.episode import Watch
+from rankscope.server.detectors.mechanisms.series_by_step import median
+from rankscope.server.detectors.mechanisms.statistics import rank_rows
+from rankscope.server.detectors.mechanisms.wording import count
 from rankscope.server.detectors.policy import Observations, Policy, Seconds, Share, Times
-from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.update.no_gradient import NoGradient
+from rankscope.server.detectors.update.lost_gradients import WithoutGradients
+from rankscope.server.detectors.update.never_had_gradients import NoGradient
 from rankscope.server.detectors.update.still import (
     Frozen,
     Still,
@@ -25,9 +28,6 @@ from rankscope.server.detectors.update.still import (
     outside_finding,
     unstepped_finding,
 )
-from rankscope.server.detectors.update.without_gradients import WithoutGradients
-from rankscope.server.detectors.walking import median
-from rankscope.server.detectors.wording import count
 from rankscope.server.window import Check, Window
 
 # Gradient norms that say how large they were at first.

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Condition, Episode, Watch
+from rankscope.server.detectors.mechanisms.episode import Condition, Episode, Watch
+from rankscope.server.detectors.mechanisms.samples import LayerSample
+from rankscope.server.detectors.mechanisms.series_by_step import median
+from rankscope.server.detectors.mechanisms.wording import agree, count, listing, number, sentences
 from rankscope.server.detectors.policy import Count, Policy, Share, Times
-from rankscope.server.detectors.samples import LayerSample
-from rankscope.server.detectors.walking import median
-from rankscope.server.detectors.wording import agree, count, listing, number, sentences
 from rankscope.server.window import Float64, Window
 
 _MAX_NAMES = 64

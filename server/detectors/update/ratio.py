@@ -9,14 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.policy import Count, Number, Share, Times
-from rankscope.server.detectors.samples import LayerSample, layer_samples
-from rankscope.server.detectors.update import groups
-from rankscope.server.detectors.update.overwritten import OverwrittenPolicy, OverwrittenState
-from rankscope.server.detectors.waiting import too_few
-from rankscope.server.detectors.walking import median, together
-from rankscope.server.detectors.wording import (
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.samples import LayerSample, layer_samples
+from rankscope.server.detectors.mechanisms.series_by_step import median, together
+from rankscope.server.detectors.mechanisms.waiting import too_few
+from rankscope.server.detectors.mechanisms.wording import (
     agree,
     count,
     if_several,
@@ -25,6 +22,9 @@ from rankscope.server.detectors.wording import (
     percent,
     sentences,
 )
+from rankscope.server.detectors.policy import Count, Number, Share, Times
+from rankscope.server.detectors.update import groups
+from rankscope.server.detectors.update.overwritten import OverwrittenPolicy, OverwrittenState
 from rankscope.server.window import Check, Window
 
 # Samples that a median is of.

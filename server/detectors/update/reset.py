@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.desync.resets import Reset, Resets
 from rankscope.server.detectors.effects import Rule
-from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.wording import if_several, ranks
+from rankscope.server.detectors.mechanisms.incident import Incident
+from rankscope.server.detectors.mechanisms.wording import if_several, ranks
 from rankscope.server.window import Check, Window
 
 # Ranks sample their states at intervals of their own: what they report within this many steps is

@@ -10,10 +10,16 @@ import numpy as np
 
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.effects import BLUR, Rule
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.series_by_step import mean_by_step
+from rankscope.server.detectors.mechanisms.wording import (
+    count,
+    if_several,
+    number,
+    ranks,
+    sentences,
+)
 from rankscope.server.detectors.policy import Observations, Policy
-from rankscope.server.detectors.walking import mean_by_step
-from rankscope.server.detectors.wording import count, if_several, number, ranks, sentences
 from rankscope.server.window import Check, Window
 
 _AFTER, _BETWEEN = "parameters", "outside_optimizer"

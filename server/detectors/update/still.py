@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.episode import Episode
-from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.wording import agree, count, listing, ranks, sentences
+from rankscope.server.detectors.mechanisms.episode import Episode
+from rankscope.server.detectors.mechanisms.incident import Incident
+from rankscope.server.detectors.mechanisms.wording import agree, count, listing, ranks, sentences
 from rankscope.server.window import Window
 
 

@@ -25,7 +25,7 @@ from rankscope.server.storage import schema
 from rankscope.server.storage.access.visibility import of_visible
 from rankscope.server.storage.database import dialect
 from rankscope.server.storage.database.plain import plain
-from rankscope.server.storage.judgement import standing
+from rankscope.server.storage.judgement import sort_keys
 from rankscope.server.window import Alert, Check, Status
 
 
@@ -307,7 +307,7 @@ def add_silence(connection: Connection, *, run: int, silence: Silence) -> None:
             comment=silence.reason,
         )
     )
-    standing.ask(connection, run=run)
+    sort_keys.ask(connection, run=run)
 
 
 def new_silence_id() -> str:
@@ -346,7 +346,7 @@ def delete_silence(connection: Connection, silence_id: str) -> bool:
     if run is None:
         return False
     connection.execute(delete(s).where(s.c.run == run, s.c.id == silence_id))
-    standing.ask(connection, run=run)
+    sort_keys.ask(connection, run=run)
     return True
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import optimizer as optimizers
 
-from rankscope.agent.steps import account, forward_hook, hooks
+from rankscope.agent.steps import cost_by_tier, forward_hook, hooks
 from rankscope.agent.steps.mode import Mode
 from tests.support.small_trainings import (
     CLASSES,
@@ -308,7 +308,7 @@ def test_its_cost_is_noted_as_that_of_its_tier(attach, model, monkeypatch, wante
     for one in noted.values():
         assert one["tiers"].keys() == {"basic"}
         assert not one["again"]
-        assert one["tiers"]["basic"] > account._UNSEEN_BASIC
+        assert one["tiers"]["basic"] > cost_by_tier._UNSEEN_BASIC
     # The note before the first one was of the second step.
     since = [one["since"] / one["step_seconds"] for one in noted.values()]
     assert since == pytest.approx([EVERY - 1, EVERY] if wanted else [])

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from rankscope.agent.probes.base import StepFacts
-from rankscope.agent.steps.spent import Spent
+from rankscope.agent.steps.own_time import Spent
 
 
 def idle(seconds):

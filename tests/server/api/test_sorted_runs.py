@@ -130,7 +130,7 @@ def test_by_the_median_of_the_newest_losses(client):
 
 
 def test_the_loss_of_a_run_that_goes_on_is_read_again(client, app, monkeypatch):
-    monkeypatch.setattr("rankscope.server.storage.judgement.standing._AGAIN_S", 0.2)
+    monkeypatch.setattr("rankscope.server.storage.judgement.sort_keys._AGAIN_S", 0.2)
     for run, loss in (("a", 1.0), ("b", 2.0)):
         assert (
             post(client, batch(run=run, columns={"loss": column([0], [loss])})).status_code == 200

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rankscope.server.comparison.applied import applied
-from tests.server.comparison.test_weights import ELEMENTS, gradients, sketched, table
+from tests.server.comparison.test_rank_weights import ELEMENTS, gradients, sketched, table
 
 RANKS, TENSORS = 3, 6
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.server.comparison.test_weights import added, balanced, gradients, said
+from tests.server.comparison.test_rank_weights import added, balanced, gradients, said
 
 
 def vanished(size):

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from rankscope.server.detectors.gradient.exploding import GradientExploding
-from rankscope.server.detectors.history import Companions, RankHistory
 from rankscope.server.detectors.loss.diverging import LossDiverging
 from rankscope.server.detectors.loss.nonfinite import LossNonFinite
 from rankscope.server.detectors.loss.oscillating import LossOscillating
 from rankscope.server.detectors.loss.spike import LossSpike
+from rankscope.server.detectors.mechanisms.history import Companions, RankHistory
 from rankscope.server.detectors.rank.loss_outlier import RankLossOutlier
 from rankscope.server.detectors.rank.silent import RankSilent
 from rankscope.server.window import Series, Status, Window

@@ -8,8 +8,8 @@ import pytest
 from rankscope.server.detectors.gradient.exploding import GradientExploding
 from rankscope.server.detectors.loss.diverging import LossDiverging
 from rankscope.server.detectors.loss.spike import LossSpike, SpikePolicy
+from rankscope.server.detectors.lr.too_high import RateTooHigh
 from rankscope.server.detectors.push.lost import PushLost
-from rankscope.server.detectors.rate.high import RateTooHigh
 from rankscope.server.window import Status
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from rankscope.server.detectors.base import Detector, Outcome
+from rankscope.server.detectors.mechanisms.waiting import GRACE
 from rankscope.server.detectors.policy import Number, Policy
 from rankscope.server.detectors.profiles import LOGGED
 from rankscope.server.detectors.runner import Evaluation
-from rankscope.server.detectors.waiting import GRACE
 from rankscope.server.window import Check, Series, Status, Window
 from tests.support.incidents import finding
 

@@ -6,7 +6,7 @@ import pytest
 
 from rankscope.server import detectors
 from rankscope.server.detectors import DETECTORS, build
-from rankscope.server.detectors.rate.high import RateTooHigh
+from rankscope.server.detectors.lr.too_high import RateTooHigh
 from rankscope.server.detectors.settings import (
     Effective,
     Overrides,

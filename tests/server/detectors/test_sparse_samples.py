@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rankscope.server.detectors.data.imbalanced import Imbalanced
-from rankscope.server.detectors.data.shared import BatchShared
+from rankscope.server.detectors.desync.batch import BatchShared
 from rankscope.server.window import Series, Window
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace

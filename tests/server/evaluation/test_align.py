@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rankscope.agent import wire
 from rankscope.server.evaluation.align import Aligner
-from rankscope.server.evaluation.frontier import MAX_LAG, SILENT_SECONDS, UNSEEN_SECONDS
+from rankscope.server.evaluation.judged_until import MAX_LAG, SILENT_SECONDS, UNSEEN_SECONDS
 from rankscope.server.window import FingerprintPart, LivenessPart, NewData, RankLiveness
 from tests.support.runs.columns import of_rank
 

@@ -9,7 +9,7 @@ import pytest
 from rankscope.agent import wire
 from rankscope.dashboard.figures import gradient_noise
 from rankscope.server.app import create_app
-from rankscope.server.detectors.noise_scale import estimates, moving
+from rankscope.server.detectors.mechanisms.noise_scale import estimates, moving
 from rankscope.server.settings import Settings
 from tests.support.servers.api import batch, column, get, post
 from tests.support.servers.serve_app import serve_app

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from rankscope.agent import wire
-from rankscope.server.comparison import fidelity, shares
+from rankscope.server.comparison import compressed_shares, fidelity
 from rankscope.server.window import LayerNumbers, Reduction
 from tests.support.runs.traces import Trace
 
@@ -310,7 +310,7 @@ def compressed(
                 pattern="" if hooks else "other",
                 kept=float("nan") if hooks else fidelity.kept(local @ turn, mean @ turn, 1.0),
                 emptied=0 if hooks else fidelity.emptied(local @ turn, mean @ turn, before),
-                shares=shares.of_ranks(local @ turn, mean @ turn),
+                shares=compressed_shares.of_ranks(local @ turn, mean @ turn),
             )
         )
         before = mean @ turn

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from rankscope import agent
 from rankscope.agent.fingerprint import Pending
-from rankscope.agent.probes.arrival import Arrival
+from rankscope.agent.probes.numbers_in_transit import Arrival
 from tests.support.servers.collector import Collector
 
 

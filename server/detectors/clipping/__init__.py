@@ -1,0 +1,1 @@
+"""The clipping of gradients."""

@@ -1,0 +1,1 @@
+"""Values that are measured beside the training."""

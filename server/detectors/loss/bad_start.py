@@ -1,0 +1,95 @@
+"""A loss that the first steps threw up, and that has not come back to where it began."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.mechanisms.beginning import FIRST, LATEST, RISE, Beginning
+from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.series_by_step import noise_of_mean
+from rankscope.server.detectors.mechanisms.wording import number, sentences
+
+# How far it has to lie above what single losses differ by, in standard deviations, and how many of
+# the first losses have to show it: one batch may be odd.
+_CLEAR, _SEVERAL = 6.0, 3
+# Share of the latest losses that may lie below the first one: of two tasks in turns half do.
+_LOW = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Thrown:
+    """What was seen: the first loss, the highest of the first ones, and the mean of the latest."""
+
+    first: float
+    highest: float
+    now: float
+
+
+@dataclass(slots=True)
+class ThrownUp:
+    """Follows the losses from the first one on.
+
+    Attributes:
+        over: whether the loss has come back, or was never thrown up.
+    """
+
+    losses: Beginning = field(default_factory=Beginning)
+    over: bool = False
+    watch: Watch[Thrown] = field(default_factory=lambda: Watch(clear_after=LATEST))
+
+    def push(self, step: int, loss: float, *, known: bool) -> None:
+        """Takes a finite loss; `known`: it is said to diverge already."""
+        if self.over:
+            return
+        losses = self.losses
+        losses.push(step, loss)
+        if not losses.settled:
+            return
+        if losses.begun_before:
+            self.over = True
+            return
+        first, now = losses.first, losses.now
+        low = float(np.quantile(losses.latest, _LOW))
+        if not first > 0 or low <= first or (known and self.watch.current is None):
+            self.over = True
+            self.watch.good(step)
+            return
+        if self.watch.current is None:
+            scatter = noise_of_mean(losses.latest) * math.sqrt(LATEST)
+            limit = max((1 + RISE) * first, now + _CLEAR * scatter)
+            self.over = sum(value > limit for value in losses.early) < _SEVERAL
+        if not self.over:
+            facts = Thrown(first, losses.highest, now)
+            self.watch.bad(step, facts, first_step=losses.first_step).facts = facts
+
+
+def finding(episode: Episode[Thrown], *, game: bool) -> Finding:
+    """What is reported of it; `game`: another optimizer steps in turns with this one."""
+    facts = episode.facts
+    return episode.finding(
+        kind="loss.diverging",
+        key="start",
+        severity="info" if game else "warning",
+        title=(
+            f"The first steps threw the loss up from {number(facts.first)} to "
+            f"{number(facts.highest)}, and it has not come back"
+        ),
+        cause=sentences(
+            f"Within {FIRST} losses of the start the loss rose from {number(facts.first)} to "
+            f"{number(facts.highest)}; it has come to {number(facts.now)}, and is still above "
+            "where it began: what the weights were initialised to is gone, and nothing has taken "
+            "its place. The learning rate is too high for the first steps, without a warm-up; or "
+            "the first steps were taken with other data, targets or a loss of another scale.",
+            "Two players of a game may do that." if game else "",
+        ),
+        remedy=(
+            "Train anew with a tenth of the learning rate and a warm-up of some hundred steps, and "
+            "clip the gradient to limit single steps. If the loss rises as before, compare the "
+            "first batches with later ones."
+        ),
+        evidence={"first": facts.first, "highest": facts.highest, "last": facts.now},
+    )

@@ -1,0 +1,95 @@
+"""Ranks that hardly ever have a step in common, beside each other. Pure.
+
+Workers of an asynchronous parameter server take versions in turn: each step is one worker's. What
+they report is compared round by round: as soon as each has reported something new, the mean of what
+it has is its value, at the step of the last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rankscope.server.detectors.mechanisms.statistics import rank_rows
+from rankscope.server.window import Float64, Int64, Window
+
+# Steps of single ranks before they are taken for turns, and of each that several have in common: a
+# rank that alone logs at some steps, or reports a few late, takes none.
+_LEAST, _EACH = 32, 8
+# Rounds that wait for it.
+_HELD = 64
+
+
+@dataclass(slots=True)
+class Turns:
+    """One series of ranks that may take turns.
+
+    Attributes:
+        alone, common: steps so far that were one rank's, and several ranks'.
+        waiting: rank -> sum and number of its values since the last round.
+        known: ranks that have reported any.
+        rounds: step, and rank -> mean, of those that were not given out yet.
+        last: step that was given out last.
+    """
+
+    alone: int = 0
+    common: int = 0
+    waiting: dict[int, tuple[float, int]] = field(default_factory=dict)
+    known: set[int] = field(default_factory=set)
+    rounds: list[tuple[int, dict[int, float]]] = field(default_factory=list)
+    last: int = -1
+
+    @property
+    def taken(self) -> bool:
+        """Whether ranks take turns, as far as is known."""
+        return len(self.known) > 1 and self.alone > max(_LEAST, _EACH * self.common)
+
+    def rows(self, window: Window, metric: str) -> tuple[Int64, Float64, Int64]:
+        """What can be compared: steps that ranks have in common, and rounds of those that have not.
+
+        Returns:
+            Steps, int64 [N], each rank's value, float64 [N, R], NaN for none, and how many have
+            one, finite or not, int64 [N].
+        """
+        steps, rows = rank_rows(window, metric)
+        if not len(steps):
+            return steps, rows, steps
+        present = window.series[metric].present
+        posted = present[:, present.any(axis=0)].T
+        counts = posted.sum(axis=1)
+        if not self.alone and (counts > 1).all():
+            self.common += len(steps)
+            self.last = int(steps[-1])
+            return steps, rows, counts
+        found: list[tuple[int, Float64, int]] = []
+        for step, row, there in zip(steps.tolist(), rows, posted, strict=True):
+            if there.sum() > 1:
+                self.common += 1
+                found.append((step, row, int(there.sum())))
+                self.last = step
+                continue
+            self._alone(step, int(window.ranks[there][0]), float(row[there][0]))
+            if not self.taken:
+                continue
+            for at, means in self.rounds:
+                if at > self.last:
+                    made = np.full(len(window.ranks), np.nan)
+                    made[np.searchsorted(window.ranks, list(means))] = list(means.values())
+                    found.append((at, made, len(means)))
+                    self.last = at
+            self.rounds.clear()
+        if not found:
+            return steps[:0], rows[:0], counts[:0]
+        at_steps, values, numbers = zip(*found, strict=True)
+        return np.array(at_steps, np.int64), np.stack(values), np.array(numbers, np.int64)
+
+    def _alone(self, step: int, rank: int, value: float) -> None:
+        total, count = self.waiting.get(rank, (0.0, 0))
+        self.waiting[rank] = total + value, count + 1
+        self.known.add(rank)
+        self.alone += 1
+        if len(self.known) > 1 and self.waiting.keys() == self.known:
+            self.rounds.append((step, {r: t / n for r, (t, n) in self.waiting.items()}))
+            self.waiting.clear()
+            del self.rounds[:-_HELD]

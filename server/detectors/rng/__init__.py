@@ -1,0 +1,1 @@
+"""The random numbers that ranks draw."""

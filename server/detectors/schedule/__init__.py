@@ -1,0 +1,1 @@
+"""The schedule of the learning rate."""

@@ -1,0 +1,79 @@
+"""Steps of an optimizer whose parameters have no gradient at all: the loss is cut off from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.mechanisms.incident import Incident
+from rankscope.server.detectors.mechanisms.wording import count
+from rankscope.server.window import Window
+
+# Steps without any gradient, none before them with one: who prepares a state or a capture of a
+# graph by empty steps takes a few.
+_STEPS = 32
+
+
+@dataclass(slots=True)
+class NoGradient:
+    """Follows a run in which no gradient was posted yet.
+
+    Attributes:
+        had: whether one was.
+        steps: that changed nothing, from `since` to `last`.
+        digests: rank -> digest of its parameters, which stays the same.
+    """
+
+    had: bool = False
+    steps: int = 0
+    since: int = -1
+    last: int = -1
+    digests: dict[int, int] = field(default_factory=dict)
+
+    def take(self, window: Window) -> None:
+        """Takes the updates of a window, and whether there are gradients."""
+        gradients, updates = window.series.get("grad_norm"), window.series.get("update_ratio")
+        self.had |= gradients is not None and bool(gradients.present.any())
+        held = window.digests.get("parameters")
+        if self.had or updates is None or held is None:
+            return
+        for column in np.flatnonzero(updates.present.any(axis=0)).tolist():
+            there = updates.present[:, column]
+            moved = bool((updates.values[there, column] != 0).any())
+            for row in np.flatnonzero(held.present[:, column]).tolist():
+                digest = int(held.values[row, column])
+                # What is written between the steps trains the model as well.
+                moved |= self.digests.setdefault(int(window.ranks[row]), digest) != digest
+            if moved:
+                self.had = True
+                return
+            self.last = int(window.steps[column])
+            self.since = self.last if self.since < 0 else self.since
+            self.steps += 1
+
+    def finding(self, window: Window) -> Finding | None:
+        """That nothing is trained; None where there are gradients, or too few steps."""
+        if self.had or self.steps < _STEPS:
+            return None
+        return Incident.since(self.since, max(window.last_step, self.last)).finding(
+            kind="update.missing",
+            key="no gradient",
+            severity="critical",
+            title=f"No parameter has a gradient, and {count(self.steps, 'step')} changed nothing",
+            ranks=tuple(int(rank) for rank in window.ranks),
+            stage="local_gradient",
+            cause=(
+                f"`optimizer.step()` was called {self.steps:,} times at sampled steps, no "
+                "parameter that it holds has a gradient, and all are what they were at first, bit "
+                "for bit: the loss does not depend on them. It was detached (`detach`, `item`, "
+                "`no_grad`, a new tensor with `requires_grad`), the model was called without "
+                "gradients, or the optimizer holds another model's parameters."
+            ),
+            remedy=(
+                "Print `loss.grad_fn` before `backward()`: it is None where the loss is cut off. "
+                "Follow the tensors back to the first whose `requires_grad` is False."
+            ),
+            evidence={"steps": self.steps},
+        )
