@@ -17,6 +17,24 @@ _ANY = 1 << 62
 # Where several lines fit, the upper one holds.
 COURSE_RULES = (
     Rule(
+        root=("gradient.vanishing",),
+        # Of gradients that are exactly zero.
+        root_has="observed",
+        consequence=("layer.dead",),
+        key="units:",
+        earliest=-BLUR,
+        same_ranks=False,
+        why="no step has changed anything since: what is silent has been so from the start",
+    ),
+    Rule(
+        root=("loss.plateau",),
+        root_has="grad_norm_first",
+        consequence=("lr.too_low",),
+        earliest=-EPISODE,
+        same_ranks=False,
+        why="the steps are small because the gradient is gone, and not for the rate",
+    ),
+    Rule(
         root=("rank.loss_outlier", "data.", "desync."),
         consequence=("rank.gradient_outlier",),
         key="opposed",

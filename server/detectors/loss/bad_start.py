@@ -1,4 +1,4 @@
-"""A loss that the first steps threw up, and that has not come back to where it began."""
+"""A loss that the first steps threw up, and that is no better since than where it began."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from rankscope.server.detectors.mechanisms.wording import number, sentences
 _CLEAR, _SEVERAL = 6.0, 3
 # Share of the latest losses that may lie below the first one: of two tasks in turns half do.
 _LOW = 0.2
+# What was thrown up to so many times the first one has come back to no more than it, where the mean
+# of the latest is within a tenth: a constant answer costs what the first ones did.
+_FAR_UP, _GAINED = 10.0, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,9 @@ class ThrownUp:
             return
         first, now = losses.first, losses.now
         low = float(np.quantile(losses.latest, _LOW))
-        if not first > 0 or low <= first or (known and self.watch.current is None):
+        far = sum(value > _FAR_UP * first for value in losses.early) >= _SEVERAL
+        back = now < (1 - _GAINED) * first if far else low <= first
+        if not first > 0 or back or (known and self.watch.current is None):
             self.over = True
             self.watch.good(step)
             return
@@ -76,11 +81,11 @@ def finding(episode: Episode[Thrown], *, game: bool) -> Finding:
         severity="info" if game else "warning",
         title=(
             f"The first steps threw the loss up from {number(facts.first)} to "
-            f"{number(facts.highest)}, and it has not come back"
+            f"{number(facts.highest)}, and it is no better since"
         ),
         cause=sentences(
             f"Within {FIRST} losses of the start the loss rose from {number(facts.first)} to "
-            f"{number(facts.highest)}; it has come to {number(facts.now)}, and is still above "
+            f"{number(facts.highest)}; it has come to {number(facts.now)}, and is no better than "
             "where it began: what the weights were initialised to is gone, and nothing has taken "
             "its place. The learning rate is too high for the first steps, without a warm-up; or "
             "the first steps were taken with other data, targets or a loss of another scale.",
