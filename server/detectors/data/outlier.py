@@ -176,21 +176,22 @@ class DataOutlier(Detector[OutlierState]):
         out), or where as many are of one rank alone as chance gives in fewer than 1 of 100 cases.
         Inputs: the logarithm of `input_rms`, of which 4 consecutive observations of a rank lie on
         one side of its median in the last 64 (16 at least), by a factor of 2 and by 8 robust
-        standard deviations (0.02 at least), while the others moved less than a third as far.
-        Or a rank's median over its first 16 lies apart from all others' by a factor of 5 (of two
-        ranks, 20), and these agree within the cube root of that distance. Or the mean of all ranks
-        has moved so by a factor of 20, or of 2 where the median loss since then (of 4 to 32) lies
-        above that of the 32 before by a tenth and 3 of their robust standard deviations. And
-        single ones, on one rank or on all: further from the median of the rank's last 64 (16 at
-        least) than a factor of 5, 10 robust standard deviations and 3 times the furthest of these,
-        and at most one of the 4 after it.
-        Kinds of inputs: the moments that agents report (`input_moments/...`, `token_moments/...`).
-        Of the last 64 observations (or 32, or 16), in 8 blocks, a rank's distance from the median
-        of the others' lies on one side in all blocks, is 8 times its standard error by them, and
-        is above 0.4 standard deviations of a single sample (tokens: 0.2 in mean signs) and above
-        6 standard errors by the number of different samples a rank has read, while the others
-        agree within a third of it. Or the means over all ranks of 8 consecutive observations all
-        lie beyond the last 64 (16 at least) on one side, by as much, and the loss rose as above.
+        standard deviations (0.02 at least), while the others moved less than a third as far. Or a
+        rank's median over its first 16 lies apart from all others' by a factor of 5 (of two ranks,
+        20), and these agree within the cube root of that distance. Or the mean of all ranks has
+        moved so by a factor of 20, or of 2 where the median loss since then (of 4 to 32) lies above
+        that of the 32 before by a tenth and 3 of their robust standard deviations. And single ones,
+        on one rank or on all: further from the median of the rank's last 64 (16 at least) than a
+        factor of 5, 10 robust standard deviations and 3 times the furthest of these, and at most
+        one of the 4 after it. Kinds of inputs: the moments that agents report (`input_moments/...`,
+        `token_moments/...`). Of the last 64 observations (or 32), in 8 blocks, a rank's distance
+        from the median of the others' lies on one side in all blocks, is 8 times its standard error
+        by them, and is above 0.4 standard deviations of a single sample (tokens: 0.2 in mean signs)
+        and above 6 standard errors by the number of different samples a rank has read, while the
+        others agree within a third of it; where it began in between, also above twice the furthest
+        that 8 observations had been off before. Not of losses that go below 0. Or the means over
+        all ranks of 8 consecutive observations all lie beyond the last 64 (16 at least) on one
+        side, by as much, and the loss rose as above.
 
     Severity:
         Info for one; warning where they recur (inputs: at 3 steps), and for inputs of another size

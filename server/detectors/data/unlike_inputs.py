@@ -31,10 +31,9 @@ from rankscope.server.detectors.mechanisms.wording import number, percent, ranks
 from rankscope.server.window import Bool, Float64, Window
 
 # Latest observations that are judged together, the most first, and in how many blocks.
-_LENGTHS, _BLOCKS = (64, 32, 16), 8
-# Observations from one judgement to the next, before the first one (what is of another size is told
-# by then, `input_sizes`), and that are remembered.
-_EVERY, _FIRST, _MEMORY = 8, 24, 128
+_LENGTHS, _BLOCKS = (64, 32), 8
+# Observations from one judgement to the next, and that are remembered.
+_EVERY, _MEMORY = 8, 128
 # What lies apart from the start is a remark, and a warning at this many times the distance: shards
 # are one writer's, one day's, or one class's at times, and differ by as much as digits that are
 # mirrored. Of two ranks nobody can say that the others agree.
@@ -49,6 +48,9 @@ _STUDENT = 8.0
 _AGREE = 1 / 3
 # Times as far that one of two ranks has moved to be the one that did.
 _MOVED = 3.0
+# Times the furthest that as many observations had been off before, from which on a rank has moved:
+# episodes of a game, or a file that is read in order, wander, and are unlike at any time.
+_WANDERED = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Group:
         self.past.append(read)
         self.read += read.samples
         self.seen += 1
-        if self.seen % _EVERY or self.seen < _FIRST:
+        if self.seen % _EVERY or self.seen < _LENGTHS[-1]:
             return
         different = min(self.read / max(visits, 1.0) if visits > 0 else self.read, most)
         found = self._judged(different)
@@ -120,7 +122,9 @@ class Group:
             least = max(far(self.series), _ERRORS * math.sqrt(2 / samples))
             found = self._apart(latest, least)
             if found is not None:
-                return self._dated(*found)
+                dated = self._dated(*found)
+                if dated is not None:
+                    return dated
         return None
 
     def _apart(self, latest: list[Batches], least: float) -> tuple[int, int, float] | None:
@@ -145,11 +149,14 @@ class Group:
             return None
         return place, moment, most
 
-    def _dated(self, place: int, moment: int, distance: float) -> tuple[Unlike, int]:
+    def _dated(self, place: int, moment: int, distance: float) -> tuple[Unlike, int] | None:
         values = np.stack([one.moments[:, moment] for one in self.past])
         course = _from_the_others(values[:, :, None])[:, place, 0]
         at, before, after = change_point(course)
         moved = at >= _EVERY and abs(before) < abs(after) / 2
+        pieces = [course[n : n + _EVERY].mean() for n in range(0, at - _EVERY + 1, _EVERY)]
+        if moved and abs(after - before) < _WANDERED * np.abs(np.array(pieces) - before).max():
+            return None
         who: tuple[int, ...] = (self.members[place],)
         if len(self.members) == 2:
             # Nobody can say which of two is right, but for the one that has moved.
@@ -162,15 +169,23 @@ class Group:
 
 @dataclass(slots=True)
 class UnlikeInputs:
-    """Follows how the inputs of all ranks are distributed."""
+    """Follows how the inputs of all ranks are distributed.
+
+    Attributes:
+        signed: a loss was below 0.
+    """
 
     groups: dict[tuple[tuple[int, ...], str], Group] = field(default_factory=dict)
     visits: Visits = field(default_factory=Visits)
+    signed: bool = False
     _most: float = math.inf
 
     def take(self, window: Window) -> list[Finding]:
         """Goes through a window; what was found."""
         self.visits.lay(window)
+        losses = window.series.get("loss")
+        # A loss that goes below 0 is the surrogate of a game: each rank plays one of its own.
+        self.signed |= losses is not None and bool((losses.values[losses.present] < 0).any())
         lengths = mean_over_ranks(window, "loader_batches")[1]
         if len(lengths):
             self._most = float(lengths[-1])
@@ -183,11 +198,8 @@ class UnlikeInputs:
             self.visits.pass_to(step)
             group.take(read, self.visits.mean, self._most * read.samples)
         self.visits.pass_to(window.last_step)
-        return [
-            _finding(episode)
-            for group in self.groups.values()
-            for episode in group.watch.take(window.last_step)
-        ]
+        found = [e for group in self.groups.values() for e in group.watch.take(window.last_step)]
+        return [] if self.signed else [_finding(episode) for episode in found]
 
     def _groups(self, window: Window) -> list[Group]:
         return [

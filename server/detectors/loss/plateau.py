@@ -77,7 +77,7 @@ class LossPlateau(Detector[PlateauState]):
     """Nothing is learned: the loss is where it began, or where a constant answer has it.
 
     Statistic:
-        After 150 steps, examined every 10, of those with a learning rate of at least a tenth of its
+        After 200 steps, examined every 10, of those with a learning rate of at least a tenth of its
         peak: the mean of the last 100 losses lies less than 5 % below that of the first 50. Once it
         has fallen by more, this kind has nothing more to say. A training that was resumed, or that
         has nothing left to learn, looks the same; so it is reported only if the accuracy is 0.6 or
@@ -98,11 +98,11 @@ class LossPlateau(Detector[PlateauState]):
         than in the quarter before. Or the loss does not fall, less than half of the deviance is
         explained, the first updates were as large as a tenth of the parameters, and those of now
         are above 1e-2 of them. Or the share is below -0.5 by 3 standard errors, whether the loss
-        falls or not: after 150 steps the answers are still worse than one that is always the same,
+        falls or not: after 200 steps the answers are still worse than one that is always the same,
         as with targets that are not scaled.
 
     Severity:
-        Info before 150 steps: jobs that try something out have targets at random. Then a warning
+        Info before 200 steps: jobs that try something out have targets at random. Then a warning
         where the accuracy is low, updates are below 1e-5 of the parameters, the share of
         the deviance says so, or the gradient has shrunk to less than a tenth of the first ten
         norms; info once the model explains more than 0.01 (by 3 standard errors) or its accuracy

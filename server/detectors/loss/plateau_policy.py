@@ -12,8 +12,7 @@ class PlateauPolicy(Policy):
     """Thresholds of `loss.plateau`.
 
     Attributes:
-        evidence: losses that are needed before anything but answers worth nothing is judged: as
-            many as there are at the start and in the end that are compared.
+        evidence: losses that are needed before anything but answers worth nothing is judged.
         soon: losses after which these are: of 67 healthy trainings whose answers were known, none
             had explained so little in its second half by then without explaining more and more.
         min_gain: share of the first losses that has to be gained.
@@ -61,7 +60,7 @@ class PlateauPolicy(Policy):
             which the gradient is gone though nothing was learned: that of noise alone stays.
     """
 
-    evidence: Observations = 150
+    evidence: Observations = 200
     soon: Observations = 120
     min_gain: Share = 0.05
     rate: Share = 0.1
