@@ -20,32 +20,32 @@ def error_in_flight() -> BaseException | None:
         return None
     if isinstance(error, SystemExit) and not error.code:
         return None
-    # As far as the error has come: the function that is being left.
-    left = error.__traceback__.tb_frame
+    # As far as the error has come: the function that is being left, and where it was raised there.
+    left, raised = error.__traceback__.tb_frame, error.__traceback__.tb_lineno
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame is not left:
         frame = frame.f_back
-    return error if frame is not None and _is_left_by_it(frame) else None
-
-
-def _is_left_by_it(frame: FrameType) -> bool:
-    """Whether a function is at a `finally`, or at the end of a `with`."""
-    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
+    if frame is None:
+        return None
     try:
-        tree = ast.parse("".join(lines))
-    except (SyntaxError, ValueError):
-        return False
-    found, line = False, frame.f_lineno
-    # Outer ones come first: the innermost has the last word.
-    for node in ast.walk(tree):
+        return error if _is_left_by_it(frame, raised) else None
+    except Exception:  # noqa: BLE001 - a loader of sources may raise anything
+        # A source that cannot be had or parsed: the end of a training is no place to fail.
+        return None
+
+
+def _is_left_by_it(frame: FrameType, raised: int) -> bool:
+    """Whether a function is in a `finally`, or leaves a `with`, in which this line was raised."""
+    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
+    line = frame.f_lineno
+    for node in ast.walk(ast.parse("".join(lines))):
         if isinstance(node, ast.With | ast.AsyncWith):
-            # The line of its head is where it is left, too.
-            found |= node.lineno == line
-        elif isinstance(node, ast.Try):
-            found |= _holds(node.finalbody, line)
-            found &= not any(_holds(handler.body, line) for handler in node.handlers)
-    return found
-
-
-def _holds(body: list[ast.stmt], line: int) -> bool:
-    return bool(body) and body[0].lineno <= line <= (body[-1].end_lineno or line)
+            # The lines of its head are where it is left, too.
+            head = range(node.lineno, max(node.body[0].lineno, node.lineno + 1))
+            if line in head and node.lineno <= raised <= (node.end_lineno or raised):
+                return True
+        elif isinstance(node, ast.Try | ast.TryStar) and node.finalbody:
+            first, last = node.finalbody[0].lineno, node.finalbody[-1].end_lineno or line
+            if first <= line <= last and node.lineno <= raised < first:
+                return True
+    return False

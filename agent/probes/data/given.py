@@ -68,7 +68,8 @@ def rows_stored(tensor: torch.Tensor) -> int:
 def is_whole(tensor: torch.Tensor) -> bool:
     """Whether its elements are whole numbers: tokens, numbers of users, pixels of a file."""
     dtype = tensor.dtype
-    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+    real = dtype.is_floating_point or dtype.is_complex or tensor.is_quantized
+    return not (real or dtype is torch.bool)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

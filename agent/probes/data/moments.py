@@ -60,15 +60,16 @@ class Moments:
     def _of_numbers(self, inputs: torch.Tensor) -> torch.Tensor | None:
         if inputs.dim() < 2 or not inputs.numel():
             return None
-        if not inputs.is_contiguous() and inputs[:_SAMPLES].numel() > _COPIED:
-            # Copied it would cost more than it tells; images with channels last are a view.
-            inputs = inputs.movedim(1, -1)
-            if not inputs.is_contiguous():
-                return None
+        # Images with channels last as they lie, whatever the size of the batch: the same elements.
+        if inputs.dim() > 2 and (last := inputs.movedim(1, -1)).is_contiguous():
+            inputs = last
+        elif not inputs.is_contiguous() and inputs[:_SAMPLES].numel() > _COPIED:
+            return None
         some = inputs[:_SAMPLES].flatten(1)
         # Odd: no column of an image again and again.
         some = some[:, :: -(-some.shape[1] // _ELEMENTS) | 1].to(wide(inputs.dtype))
-        projected = some @ self._signs(some)
+        # No matrix product: autocast would make it one of half precision.
+        projected = (some[:, :, None] * self._signs(some)).sum(1)
         beside = projected * projected.roll(1, 1)
         return torch.cat((projected, projected * projected, beside), 1).mean(0)
 

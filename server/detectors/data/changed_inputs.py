@@ -85,7 +85,7 @@ class Course:
         past = np.stack([moments for moments, _ in self.past])
         now = np.stack([moments for _, moments, _ in self.latest])
         distance = np.abs(now.mean(axis=0) - past.mean(axis=0)) / scatter(
-            self.series, past[:, None], self.past[-1][1]
+            self.series, past[:, None], float(np.median([samples for _, samples in self.past]))
         )
         beyond = (now.min(axis=0) > past.max(axis=0)) | (now.max(axis=0) < past.min(axis=0))
         candidates = np.where(beyond & (distance > far(self.series)), distance, 0.0)

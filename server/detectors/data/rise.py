@@ -15,8 +15,9 @@ from rankscope.server.window import Float64, Window
 _LEAST, _MOST = 4, 32
 # A rise of the loss that counts: in standard deviations of those before, and as a share of them.
 _SIGMAS, _SHARE = 3.0, 0.1
-# Losses that are remembered.
-_MEMORY = 256
+# Losses that are remembered: of every step, where inputs are sampled at one of 64 and eight of
+# these are held against those before.
+_MEMORY = 2048
 
 
 @dataclass(slots=True)

@@ -83,7 +83,7 @@ class Group:
     Attributes:
         past: what they read, oldest first.
         read: samples of one rank that were observed.
-        seen: number of observations.
+        seen: number of observations; `first`: step of the first one.
     """
 
     members: tuple[int, ...]
@@ -91,6 +91,7 @@ class Group:
     past: deque[Batches] = field(default_factory=lambda: deque(maxlen=_MEMORY))
     read: float = 0.0
     seen: int = 0
+    first: int = -1
     watch: Watch[Unlike] = field(default_factory=lambda: Watch(clear_after=4 * _EVERY))
 
     def take(self, read: Batches, visits: float, most: float) -> None:
@@ -101,6 +102,7 @@ class Group:
             most: samples that there are for a rank; infinite where it is not known.
         """
         self.past.append(read)
+        self.first = read.step if self.first < 0 else self.first
         self.read += read.samples
         self.seen += 1
         if self.seen % _EVERY or self.seen < _LENGTHS[-1]:
@@ -134,7 +136,7 @@ class Group:
         means = away.mean(axis=0)
         blocks = away.reshape(_BLOCKS, -1, *means.shape).mean(axis=1)
         error = blocks.std(axis=0, ddof=1) / math.sqrt(_BLOCKS)
-        unit = scatter(self.series, values, latest[-1].samples)
+        unit = scatter(self.series, values, float(np.median([one.samples for one in latest])))
         distance = np.abs(means) / unit
         one_side: Bool = (np.sign(blocks) == np.sign(means)).all(axis=0)
         lasting = one_side & (np.abs(means) > _STUDENT * error)
@@ -163,8 +165,8 @@ class Group:
             moves = np.abs(values[at:].mean(axis=0) - values[:at].mean(axis=0))
             sure = moved and moves.max() > _MOVED * moves.min()
             who = (self.members[int(np.argmax(moves))],) if sure else self.members
-        begun = not moved and self.seen == len(self.past)
-        return Unlike(who, distance, begun, self.series), self.past[at if moved else 0].step
+        facts = Unlike(who, distance, not moved, self.series)
+        return facts, self.past[at].step if moved else self.first
 
 
 @dataclass(slots=True)
@@ -198,6 +200,9 @@ class UnlikeInputs:
             self.visits.pass_to(step)
             group.take(read, self.visits.mean, self._most * read.samples)
         self.visits.pass_to(window.last_step)
+        for (members, _), group in self.groups.items():
+            if members not in window.data_parallel:
+                group.watch.good(window.last_step)  # they are others by now
         found = [e for group in self.groups.values() for e in group.watch.take(window.last_step)]
         return [] if self.signed else [_finding(episode) for episode in found]
 

@@ -40,11 +40,13 @@ class PlateauState:
     """What `loss.plateau` remembers.
 
     Attributes:
-        total: losses that are judged; `passed` counts those of a rate far below its peak, too.
+        total: losses that are judged; `passed` counts those of a rate far below its peak, too, of
+            which `decayed` are the newest.
     """
 
     last: deque[float]
     accuracies: deque[float]
+    decayed: deque[float] = field(default_factory=lambda: deque(maxlen=_STRIDE))
     total: int = 0
     passed: int = 0
     first: list[float] = field(default_factory=list)
@@ -168,8 +170,9 @@ class LossPlateau(Detector[PlateauState]):
             state.passed += 1
             if math.isfinite(state.rate) and state.rate < self.policy.rate * state.peak:
                 # Such steps teach nothing, but are as many in which nothing was learned.
+                state.decayed.append(loss)
                 full = len(state.last) == self.policy.last and not state.signed
-                if full and state.passed == self.policy.evidence:
+                if full and state.passed == self.policy.evidence and self._stayed(state):
                     self._judge(step, state)
                 continue
             state.signed |= loss < 0
@@ -187,6 +190,11 @@ class LossPlateau(Detector[PlateauState]):
         state.visits.pass_to(window.last_step)
         findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
         return Outcome({"loss.plateau": _check(state, self.policy)}, findings)
+
+    def _stayed(self, state: PlateauState) -> bool:
+        """Whether the losses have not fallen since the rate has decayed."""
+        least = (1 - self.policy.min_gain) * float(np.mean(state.last))
+        return float(np.mean(state.decayed)) > least
 
     def _remember(self, row: dict[str, float], state: PlateauState) -> None:
         if "lr" in row:

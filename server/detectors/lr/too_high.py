@@ -343,7 +343,9 @@ def _start_finding(start: BadStart, policy: HighPolicy) -> Finding:
 
 
 def _finding(sign: Finding, high: High, fastest: Fastest, policy: HighPolicy) -> Finding:
-    if fastest.ranks and high.rise is None:
+    # Of a rate that rose the mean over the ranks is known alone.
+    named, where_it_is = (fastest.ranks, fastest.where()) if high.rise is None else ((), "")
+    if named:
         # Stages of a pipeline may have rates of their own: the mean of them is nobody's.
         high = replace(high, rate=fastest.rate)
     evidence: dict[str, Any] = {"sign": sign.kind, "lr": high.rate}
@@ -381,8 +383,8 @@ def _finding(sign: Finding, high: High, fastest: Fastest, policy: HighPolicy) ->
     return Finding(
         kind="lr.too_high",
         severity=sign.severity,
-        title=f"The learning rate of {number(high.rate)}{fastest.where()} is too high",
-        ranks=fastest.ranks,
+        title=f"The learning rate of {number(high.rate)}{where_it_is} is too high",
+        ranks=named,
         seen_step=sign.seen_step,
         last_step=sign.last_step,
         first_step=first,

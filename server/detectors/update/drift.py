@@ -120,8 +120,8 @@ class UpdateDrift(Detector[DriftState]):
         times norm is half or more of what gradients agree on, their norm times the root of the
         cosine. Of Adam whose decay is part of the gradient any shrinking will do where weight decay
         times norm is 3 times the size of the gradient. Or the decay forgets: learning rate times
-        weight decay has a median of 5e-3 or more over the last 100 losses, and the parameters are
-        below half of the largest.
+        weight decay (of SGD, or decoupled) has a median of 5e-3 or more over the last 100 losses,
+        the parameters are below half of the largest, and updates have a median of 1e-2 or more.
 
     Severity:
         Warning; critical from 1,000 times what it was at the start on.

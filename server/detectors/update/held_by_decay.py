@@ -17,9 +17,11 @@ _DECAY = "hyperparameters/0/weight_decay"
 # Adam divides a decay that is part of the gradient by the gradient's size: only of the other sort
 # a step takes the learning rate times as much off.
 _ADAM, _DECOUPLED = "hyperparameters/0/betas.0", "hyperparameters/0/decoupled_weight_decay"
+# A setting that no optimizer has but SGD, whose steps are the gradient with its decay, undivided.
+_SGD = "hyperparameters/0/nesterov"
 SERIES = (
-    *("weight_norm", "loss", "grad_cosine", "grad_norm", "lr"),
-    *(_DECAY, _ADAM, _DECOUPLED),
+    *("weight_norm", "loss", "grad_cosine", "grad_norm", "lr", "update_ratio"),
+    *(_DECAY, _ADAM, _DECOUPLED, _SGD),
 )
 # Observations whose median is the size of gradients at the start, and that of the parameters.
 _FIRST, _AROUND = 10, 5
@@ -29,6 +31,9 @@ _WITHIN, _SOMETHING = 100, 0.1
 # What a step takes off from which on nothing is remembered for 200 steps: rates times decays that
 # are in use come to 1e-5 to 1e-3 (0.1 times 5e-4 of SGD, 1e-3 times 0.1 of AdamW).
 _FORGETS, _IN_USE = 5e-3, 1e-3
+# Median update, relative to what is left of the parameters, from which on the loss suffers from it:
+# healthy medians reach 7e-3.
+_LARGE = 1e-2
 # At 1 a decay takes back all that gradients add, and parameters stand still: what is twice that is
 # no decay that all of them have.
 _NOT_ALL = 2.0
@@ -99,6 +104,7 @@ class HeldState:
     """What is remembered of the last observations.
 
     Attributes:
+        plain: the optimizer is SGD.
         coupled: the decay is part of the gradient, for all that is known; `joined`: it is known.
     """
 
@@ -112,11 +118,13 @@ class HeldState:
     decay: float = math.nan
     coupled: bool = False
     adam: bool = False
+    plain: bool = False
     joined: bool = False
     _losses: deque[tuple[int, float]] = field(init=False)
     _cosines: deque[tuple[int, float]] = field(init=False)
     _norms: deque[float] = field(init=False)
     _decays: deque[float] = field(init=False)
+    _updates: deque[float] = field(init=False)
     _sizes: deque[float] = field(default_factory=lambda: deque(maxlen=_AROUND))
 
     def __post_init__(self) -> None:
@@ -124,6 +132,7 @@ class HeldState:
         self._losses = deque(maxlen=self.policy.flat)
         self._decays = deque(maxlen=self.policy.flat)
         self._cosines, self._norms = deque(maxlen=half), deque(maxlen=half)
+        self._updates = deque(maxlen=half)
 
     def push(self, step: int, row: dict[str, float]) -> None:
         """Takes what was posted of a step, by series."""
@@ -132,9 +141,11 @@ class HeldState:
             self.coupled = not row.get(_DECOUPLED, 0.0)
             self.joined = row.get(_DECOUPLED, 1.0) == 0.0
         self.adam |= _ADAM in row
+        self.plain |= _SGD in row
         for name, kept in (
             ("weight_norm", self._sizes),
             ("grad_norm", self._norms),
+            ("update_ratio", self._updates),
         ):
             if math.isfinite(row.get(name, math.nan)):
                 kept.append(row[name])
@@ -147,7 +158,8 @@ class HeldState:
         if not math.isfinite(row.get("loss", math.nan)):
             return
         self._losses.append((step, row["loss"]))
-        self._decays.append(math.nan if self.adam and self.coupled else self.rate * self.decay)
+        taken = self.plain or (self.adam and not self.coupled)
+        self._decays.append(self.rate * self.decay if taken else math.nan)
         self.counted += 1
         if len(self._losses) == self.policy.flat and self.counted % BLOCK == 0:
             self._judge(step)
@@ -168,8 +180,11 @@ class HeldState:
         )
         losses = [loss for _, loss in self._losses]
         # Once it is open, a rate that decays to what others have ends it, and no half of it.
-        least = _FORGETS if self.watch.open(step) is None else _IN_USE
-        forgets = median(self._decays) >= least and now < policy.shrunk * self.most
+        episode = self.watch.open(step)
+        begins = episode is None or not episode.facts.forgets
+        forgets = median(self._decays) >= (_FORGETS if begins else _IN_USE)
+        forgets &= now < policy.shrunk * self.most
+        forgets &= not begins or median(self._updates) >= _LARGE
         takes = math.nan
         if held and not self.adam:
             # What gradients share of their direction is the root of their cosine of their size.
@@ -188,7 +203,6 @@ class HeldState:
             return
         decay = math.nan if self.coupled else self.rate * self.decay
         if not held:
-            episode = self.watch.open(step)
             decay = max(median(self._decays), episode.facts.decay if episode is not None else 0.0)
         takes = takes if strong else math.nan
         facts = Held(self.most, now, asks, cosine, median(losses[-BLOCK:]), decay, takes)

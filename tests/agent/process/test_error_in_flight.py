@@ -94,6 +94,46 @@ def test_an_error_that_a_caller_handles_by_calling_again(noted):
     assert noted.found is None
 
 
+def test_a_training_that_is_tried_again_in_a_handler(noted):
+    try:
+        raise RuntimeError("the first try")
+    except RuntimeError:
+        try:
+            pass
+        finally:
+            noted.close()
+        again = Noted()
+        with contextlib.closing(again):
+            pass
+    assert (noted.found, again.found) == (None, None)
+
+
+def test_a_head_of_several_lines(noted):
+    def train():
+        with (
+            contextlib.nullcontext(),
+            contextlib.closing(noted),
+        ):
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError):
+        train()
+    assert str(noted.found) == "broken"
+
+
+def test_a_source_that_cannot_be_had(noted, monkeypatch):
+    def train():
+        try:
+            raise RuntimeError("broken")
+        finally:
+            noted.close()
+
+    monkeypatch.setattr("linecache.getlines", lambda *_: 1 / 0)
+    with pytest.raises(RuntimeError, match="broken"):
+        train()
+    assert noted.found is None
+
+
 @pytest.mark.parametrize("code", [None, 0])
 def test_leaving_with_success_is_no_error(noted, code):
     def train():

@@ -45,6 +45,28 @@ def test_images_with_channels_last_are_not_copied():
     assert Moments().of([torch.rand(64, 3, 128, 64)[:, :, ::2]]) is None
 
 
+def test_batches_of_any_size_with_channels_last_are_looked_at_alike():
+    large = images(0, 40).to(memory_format=torch.channels_last)
+    again = torch.cat((large, large)).to(memory_format=torch.channels_last)
+    assert torch.allclose(moments(large)[1], moments(again[:40])[1])
+    big = torch.rand(64, 3, 64, 64).to(memory_format=torch.channels_last)
+    few = moments(big[:8])[1]
+    assert torch.allclose(moments(torch.cat([big[:8]] * 8))[1], few, atol=1e-4)
+
+
+def test_autocast_does_not_make_them_of_half_precision():
+    pixels = images(0) * 255
+    with torch.autocast("cpu", dtype=torch.float16):
+        found = moments(pixels)[1]
+    assert found.isfinite().all()
+    assert torch.equal(found, moments(pixels)[1])
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_quantised_inputs_have_none():
+    assert Moments().of([torch.quantize_per_tensor(torch.rand(4, 3), 0.1, 0, torch.qint8)]) is None
+
+
 def test_tokens_and_their_order():
     text = torch.randint(0, 50, (64, 40), generator=torch.Generator().manual_seed(0))
     text = text.sort(dim=1).values
