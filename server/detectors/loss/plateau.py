@@ -192,9 +192,13 @@ class LossPlateau(Detector[PlateauState]):
         return Outcome({"loss.plateau": _check(state, self.policy)}, findings)
 
     def _stayed(self, state: PlateauState) -> bool:
-        """Whether the losses have not fallen since the rate has decayed."""
+        """Whether the losses have not fallen since the rate has decayed, of answers of known worth.
+
+        Of losses that fell within the first steps, they alone say nothing.
+        """
         least = (1 - self.policy.min_gain) * float(np.mean(state.last))
-        return float(np.mean(state.decayed)) > least
+        known = len(self._recent_shares(state)) >= self.policy.shares
+        return known and float(np.mean(state.decayed)) > least
 
     def _remember(self, row: dict[str, float], state: PlateauState) -> None:
         if "lr" in row:
