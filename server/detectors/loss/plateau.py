@@ -171,9 +171,8 @@ class LossPlateau(Detector[PlateauState]):
             if math.isfinite(state.rate) and state.rate < self.policy.rate * state.peak:
                 # Such steps teach nothing, but are as many in which nothing was learned.
                 state.decayed.append(loss)
-                full = len(state.last) == self.policy.last and not state.signed
-                if full and state.passed == self.policy.evidence and self._stayed(state):
-                    self._judge(step, state)
+                if len(state.last) == self.policy.last and not state.signed:
+                    self._after_decay(step, state)
                 continue
             state.signed |= loss < 0
             state.total += 1
@@ -191,14 +190,17 @@ class LossPlateau(Detector[PlateauState]):
         findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
         return Outcome({"loss.plateau": _check(state, self.policy)}, findings)
 
-    def _stayed(self, state: PlateauState) -> bool:
-        """Whether the losses have not fallen since the rate has decayed, of answers of known worth.
+    def _after_decay(self, step: int, state: PlateauState) -> None:
+        """Judges the losses before the rate decayed, where those since are no better.
 
-        Of losses that fell within the first steps, they alone say nothing.
+        Once, and of answers of known worth: of losses that fell within the first steps, they alone
+        say nothing.
         """
-        least = (1 - self.policy.min_gain) * float(np.mean(state.last))
-        known = len(self._recent_shares(state)) >= self.policy.shares
-        return known and float(np.mean(state.decayed)) > least
+        if np.mean(state.decayed) <= (1 - self.policy.min_gain) * np.mean(state.last):
+            state.watch.good(step)
+        elif state.passed == self.policy.evidence:
+            if len(self._recent_shares(state)) >= self.policy.shares:
+                self._judge(step, state)
 
     def _remember(self, row: dict[str, float], state: PlateauState) -> None:
         if "lr" in row:

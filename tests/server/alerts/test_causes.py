@@ -19,6 +19,31 @@ def forever(kind, step, **more):
 
 CASES = {
     # root, consequence, whether they are linked
+    "gradients that are zero from the start, and units that are silent": (
+        forever("gradient.vanishing", 0, severity="critical", evidence={"observed": 160}),
+        alert("layer.dead", 5, key="units:dead"),
+        True,
+    ),
+    "units that died, and the gradients that became small": (
+        forever("layer.dead", 20, key="units:dead"),
+        alert("gradient.vanishing", 60, evidence={"ratio": 1e-3}),
+        True,
+    ),
+    "answers at rest whose gradient is gone, and steps that are small": (
+        forever("loss.plateau", 0, evidence={"grad_norm_first": 0.04}),
+        alert("lr.too_low", 0),
+        True,
+    ),
+    "steps that are small, and a loss that stays": (
+        forever("lr.too_low", 0),
+        alert("loss.plateau", 0, evidence={"grad_norm": 0.04}),
+        True,
+    ),
+    "a loss that is not finite, and activations that are all alike": (
+        forever("loss.nonfinite", 58, severity="critical"),
+        alert("data.replayed", 60, ranks=(1, 2)),
+        True,
+    ),
     "dead units, and the loss that rose with them": (
         alert("layer.dead", 200, stage="local_gradient"),
         alert("loss.diverging", 200),

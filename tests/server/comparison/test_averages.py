@@ -74,6 +74,29 @@ def test_a_rank_that_does_not_report_leaves_it_unknown():
     assert Averages().averaged(7, range(RANKS), changes) is None
 
 
+@pytest.mark.parametrize(("moved", "known"), [(1e-7, False), (1e-3, True)])
+def test_an_average_of_what_ranks_moved_by_less_than_rounding(moved, known):
+    draw = np.random.default_rng(0)
+    common = draw.normal(size=(TENSORS, BUCKETS))
+    before = common + moved * draw.normal(size=(RANKS, TENSORS, BUCKETS))
+    averages = Averages()
+    prints = {
+        rank: {
+            "parameters": wire.Fingerprint(
+                stage="parameters",
+                step=6,
+                table="parameters",
+                digests=np.full(TENSORS, rank, dtype=np.uint64),
+                sketches=own.astype(np.float32),
+            )
+        }
+        for rank, own in enumerate(before)
+    }
+    averages.held(6, prints)
+    changes = changes_to([before.mean(axis=0)] * RANKS, before)
+    assert (averages.averaged(7, range(RANKS), changes) is not None) == known
+
+
 def test_nothing_written_is_no_average():
     before = held()
     assert judged(before, before) is None

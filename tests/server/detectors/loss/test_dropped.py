@@ -43,3 +43,18 @@ def test_a_first_loss_that_is_no_number_is_no_measure():
     loss = halved(before=50.0, now=20.0, first=np.nan)
     loss[1] = 2.3
     assert not alerts(loss)
+
+
+@pytest.mark.parametrize(("gradient", "found"), [(0.1, 1), (40.0, 0)])
+def test_a_fall_that_the_step_before_can_have_made(gradient, found):
+    """Its length, 0.05, times the gradient: 2 of the 1.2 by which the loss fell."""
+    rows = np.tile(halved(), (2, 1)) * np.exp(
+        0.02 * np.random.default_rng(0).standard_normal((2, STEPS))
+    )
+    series = {
+        "loss": rows,
+        "grad_norm": np.full(rows.shape, gradient),
+        "update_norm": np.full(rows.shape, 0.05),
+    }
+    trace = Trace("fall", 0, np.arange(STEPS), series)
+    assert len(judge(trace, [LossDropped()]).of("loss.dropped")) == found

@@ -106,3 +106,39 @@ def test_a_usual_decay_of_adam_or_one_beside_its_gradient_is_none():
     assert run(shrinks=0.8, adam=True, decay=0.3) == ()
     assert run(shrinks=0.8, adam=True, joined=True, decay=0.3, falls=0.5) == ()
     assert run(shrinks=0.8, adam=True, joined=True, decay=0.3, cosine=0.1) == ()
+
+
+def forgetting(*, decay=0.2, rate=0.05, update=0.05, plain=True, ends=True):
+    """Parameters that a decay shrinks to a fifth while the loss goes on falling."""
+    each, shape = np.arange(STEPS), (2, STEPS)
+    noise = 0.03 * np.random.default_rng(1).standard_normal(shape)
+    rates = rate * (0.5 * (1 + np.cos(np.pi * each / STEPS)) if ends else np.ones(STEPS))
+    series = {
+        "loss": 2.0 - 1.4 * each / STEPS + noise,
+        "weight_norm": 3 + 10 * np.exp(-each / 12) + 0 * noise,
+        "update_ratio": np.full(shape, update),
+        "lr": rates * np.ones((2, 1)),
+        "hyperparameters/0/weight_decay": np.full(shape, decay),
+    }
+    if plain:
+        series["hyperparameters/0/nesterov"] = np.zeros(shape)
+    return judge(Trace("forgets", 0, each, series), [UpdateDrift()]).alerts
+
+
+def test_a_decay_that_forgets_whatever_the_loss_does():
+    (alert,) = forgetting()
+    assert (alert.severity, alert.key, alert.state) == ("warning", "held", "open")
+    assert "the weight decay takes 1 % off at each step" in alert.title
+    assert alert.evidence["decay"] == pytest.approx(0.009, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        {"decay": 0.01},  # 5e-4 a step
+        {"update": 1e-3},  # steps are small beside what is left
+        {"plain": False},  # of an optimizer that may divide it
+    ],
+)
+def test_decays_that_do_not(healthy):
+    assert forgetting(**healthy) == ()
