@@ -251,7 +251,7 @@ class Monitor:
 
     def close(self) -> None:
         """Ends the monitor: sends what is left (within 5 s) and takes every hook back."""
-        self.__exit__(None, error_in_flight(), None)
+        self.__exit__(None, self._bookkeeping(error_in_flight)(), None)
 
     def __enter__(self) -> Any:
         return self

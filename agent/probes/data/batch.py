@@ -11,7 +11,7 @@ import torch
 from rankscope.agent.model.facts import core, held
 from rankscope.agent.probes.base import Context, Probe, StepFacts, processor_time
 from rankscope.agent.probes.data.given import is_whole, rows_of, rows_stored, tensors_in, wide
-from rankscope.agent.probes.data.moments import Moments
+from rankscope.agent.probes.data.moments import InputMoments
 from rankscope.agent.probes.data.rows import Hashes, RowHashes, packed
 from rankscope.agent.probes.digests import FEW_BYTES, RunningDigest, bytes_of, few_of, is_dense
 from rankscope.agent.probes.numbers_in_transit import Arrival, Together
@@ -58,8 +58,8 @@ class Batch(Probe):
     how far the samples of the batch scatter around their mean, relative to their root mean square,
     of the same tensor as `input_rms` and over up to 64 samples: 0 where all are alike.
     `input_moments/0` to `/11` say how the inputs are distributed, and `token_moments/0` to `/11`
-    the same of whole numbers (`Moments.of`): ranks that read the same kind of data have the same
-    ones, but for chance. Passes
+    the same of whole numbers (`InputMoments.of`): ranks that read the same kind of data have the
+    same ones, but for chance. Passes
     without gradients do not count, nor do those in evaluation mode as long as that is not the mode
     in which the steps are taken.
     """
@@ -81,7 +81,7 @@ class Batch(Probe):
         self._elements = self._stored = self._batches = self._workers = 0
         self._sizes: list[torch.Tensor] = []
         self._spreads: list[torch.Tensor] = []
-        self._of_inputs = Moments()
+        self._of_inputs = InputMoments()
         self._moments: dict[str, list[torch.Tensor]] = {}
         self._seconds = 0.0
 

@@ -27,7 +27,7 @@ _PAIR = 1_000_003
 _LANES = 0x0001_0001_0001_0001
 
 
-class Moments:
+class InputMoments:
     """Takes them of batches; of each shape it keeps the directions, a tensor of a few KiB."""
 
     def __init__(self) -> None:

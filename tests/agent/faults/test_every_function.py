@@ -23,6 +23,7 @@ DOORS = {
     # What the user calls.
     "monitor.py:Monitor.mark",
     "monitor.py:Monitor.close",
+    "monitor.py:Monitor.__exit__",
     "monitor.py:Monitor._leave",
     "monitor.py:Monitor._speak",
     "steps/torch_monitor.py:TorchMonitor.watch",

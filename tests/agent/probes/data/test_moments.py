@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rankscope.agent.probes.data.moments import NUMBERS, TOKENS, Moments
+from rankscope.agent.probes.data.moments import NUMBERS, TOKENS, InputMoments
 
 
 def images(seed, count=512, **kind):
@@ -12,7 +12,7 @@ def images(seed, count=512, **kind):
 
 
 def moments(*given):
-    found = Moments().of(given)
+    found = InputMoments().of(given)
     assert found is not None
     return found
 
@@ -42,7 +42,7 @@ def test_pixels_of_a_file_are_numbers():
 def test_images_with_channels_last_are_not_copied():
     big = torch.rand(64, 3, 64, 64).to(memory_format=torch.channels_last)
     assert moments(big)[1].isfinite().all()
-    assert Moments().of([torch.rand(64, 3, 128, 64)[:, :, ::2]]) is None
+    assert InputMoments().of([torch.rand(64, 3, 128, 64)[:, :, ::2]]) is None
 
 
 def test_batches_of_any_size_with_channels_last_are_looked_at_alike():
@@ -64,7 +64,10 @@ def test_autocast_does_not_make_them_of_half_precision():
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_quantised_inputs_have_none():
-    assert Moments().of([torch.quantize_per_tensor(torch.rand(4, 3), 0.1, 0, torch.qint8)]) is None
+    assert (
+        InputMoments().of([torch.quantize_per_tensor(torch.rand(4, 3), 0.1, 0, torch.qint8)])
+        is None
+    )
 
 
 def test_tokens_and_their_order():
@@ -94,11 +97,11 @@ def test_real_numbers_count_before_whole_ones():
     "given", [(), (torch.rand(()),), (torch.rand(5),), (torch.empty(0, 3),), (torch.ones(3) > 0,)]
 )
 def test_what_has_none(given):
-    assert Moments().of(given) is None
+    assert InputMoments().of(given) is None
 
 
 def test_sequences_of_any_length_do_not_pile_up():
-    taken = Moments()
+    taken = InputMoments()
     for length in range(1, 200):
         taken.of([torch.rand(2, length)])
     assert len(taken._directions) <= 64

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits, load_wine
 
-from rankscope.agent.probes.data.moments import Moments
+from rankscope.agent.probes.data.moments import InputMoments
 from rankscope.server.detectors.data.outlier import DataOutlier
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace
@@ -21,7 +21,7 @@ TEXT = torch.tensor([ord(c) % 96 for c in inspect.getsource(argparse)][:80_000])
 def run(*kinds, steps=96, batch=16, shards=None, loss=None, seed=0, every=1):
     """The moments of what each rank draws: `kinds` are what each makes of a batch and its step."""
     generator = torch.Generator().manual_seed(seed)
-    taken = Moments()
+    taken = InputMoments()
     series = {}
     for rank, kind in enumerate(kinds):
         shard = DIGITS if shards is None else shards[rank]
