@@ -14,6 +14,7 @@ import numpy as np
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.data.input_moments import (
+    MOMENTS,
     NUMBERS,
     TOKENS,
     Batches,
@@ -53,6 +54,8 @@ class Course:
 
     Attributes:
         past: what is usual, oldest first, moments float64 [12] and samples of all ranks.
+        low, high: between which the moments of nearly all of these lie, float64 [12].
+        taken: number of all that were usual.
         latest: what is held against it.
     """
 
@@ -60,6 +63,9 @@ class Course:
     series: str
     past: deque[tuple[Float64, float]] = field(default_factory=lambda: deque(maxlen=_BACK))
     latest: deque[tuple[int, Float64, float]] = field(default_factory=deque)
+    low: Float64 = field(default_factory=lambda: np.full(MOMENTS, np.inf))
+    high: Float64 = field(default_factory=lambda: np.full(MOMENTS, -np.inf))
+    taken: int = 0
     rise: Rise = field(default_factory=Rise)
     watch: Watch[Changed] = field(default_factory=lambda: Watch(clear_after=2 * _LATEST))
 
@@ -80,8 +86,17 @@ class Course:
         rise = self.rise
         if found is None and (rise.since < 0 or step < rise.since or rise.settled(read.step)):
             self.past.append((moments, samples))
+            self.taken += 1
+            if self.taken % _LATEST == 0:
+                known = np.stack([values for values, _ in self.past])
+                self.low, self.high = known.min(axis=0), known.max(axis=0)
 
     def _judged(self) -> Changed | None:
+        newest = self.latest[-1][1]
+        # Nearly every step stops here.
+        if not ((newest < self.low) | (newest > self.high)).any():
+            self.rise.forget()
+            return None
         past = np.stack([moments for moments, _ in self.past])
         now = np.stack([moments for _, moments, _ in self.latest])
         distance = np.abs(now.mean(axis=0) - past.mean(axis=0)) / scatter(

@@ -188,10 +188,11 @@ class DataOutlier(Detector[OutlierState]):
         from the median of the others' lies on one side in all blocks, is 8 times its standard error
         by them, and is above 0.4 standard deviations of a single sample (tokens: 0.2 in mean signs)
         and above 6 standard errors by the number of different samples a rank has read, while the
-        others agree within a third of it; where it began in between, also above twice the furthest
-        that 8 observations had been off before. Not of losses that go below 0. Or the means over
-        all ranks of 8 consecutive observations all lie beyond the last 64 (16 at least) on one
-        side, by as much, and the loss rose as above.
+        others agree within a third of it; where it began in between, the move itself is as large, 6
+        of its standard errors, and twice the furthest that 8 observations had been off before.
+        Judged every 8 observations (of more than 64 ranks, every 32). Not of losses that go below
+        0. Or the means over all ranks of 8 consecutive observations all lie beyond the last 64 (16
+        at least) on one side, by as much, and the loss rose as above.
 
     Severity:
         Info for one; warning where they recur (inputs: at 3 steps), and for inputs of another size

@@ -34,6 +34,8 @@ from rankscope.server.window import Bool, Float64, Window
 _LENGTHS, _BLOCKS = (64, 32), 8
 # Observations from one judgement to the next, and that are remembered.
 _EVERY, _MEMORY = 8, 128
+# The same of more ranks than these: a judgement looks at all of them.
+_MANY, _SELDOM = 64, 32
 # What lies apart from the start is a remark, and a warning at this many times the distance: shards
 # are one writer's, one day's, or one class's at times, and differ by as much as digits that are
 # mirrored. Of two ranks nobody can say that the others agree.
@@ -92,7 +94,7 @@ class Group:
     read: float = 0.0
     seen: int = 0
     first: int = -1
-    watch: Watch[Unlike] = field(default_factory=lambda: Watch(clear_after=4 * _EVERY))
+    watch: Watch[Unlike] = field(default_factory=lambda: Watch(clear_after=_SELDOM))
 
     def take(self, read: Batches, visits: float, most: float) -> None:
         """The next observation of all members.
@@ -105,7 +107,8 @@ class Group:
         self.first = read.step if self.first < 0 else self.first
         self.read += read.samples
         self.seen += 1
-        if self.seen % _EVERY or self.seen < _LENGTHS[-1]:
+        every = _EVERY if len(self.members) <= _MANY else _SELDOM
+        if self.seen % every or self.seen < _LENGTHS[-1]:
             return
         different = min(self.read / max(visits, 1.0) if visits > 0 else self.read, most)
         found = self._judged(different)
@@ -129,8 +132,8 @@ class Group:
                     return dated
         return None
 
-    def _apart(self, latest: list[Batches], least: float) -> tuple[int, int, float] | None:
-        """Place of the rank that lies apart, in which moment, and how far."""
+    def _apart(self, latest: list[Batches], least: float) -> tuple[int, int, float, float] | None:
+        """Place of the rank that lies apart, in which moment, how far, and the unit of that."""
         values = np.stack([one.moments for one in latest])
         away = _from_the_others(values)
         means = away.mean(axis=0)
@@ -149,13 +152,19 @@ class Group:
         # Where the others differ, too, each reads data of its own.
         if rest[moment] > _AGREE * most or rest.max() > least:
             return None
-        return place, moment, most
+        return place, moment, most, float(unit[moment])
 
-    def _dated(self, place: int, moment: int, distance: float) -> tuple[Unlike, int] | None:
+    def _dated(
+        self, place: int, moment: int, distance: float, unit: float
+    ) -> tuple[Unlike, int] | None:
         values = np.stack([one.moments[:, moment] for one in self.past])
         course = _from_the_others(values[:, :, None])[:, place, 0]
         at, before, after = change_point(course)
+        # What lies apart from the start, by little more than batches scatter, has not moved.
+        rest = course - np.where(np.arange(len(course)) < at, before, after)
+        error = float(rest.std()) * math.sqrt(1 / max(at, 1) + 1 / (len(course) - at))
         moved = at >= _EVERY and abs(before) < abs(after) / 2
+        moved &= abs(after - before) > max(far(self.series) * unit, _ERRORS * error)
         pieces = [course[n : n + _EVERY].mean() for n in range(0, at - _EVERY + 1, _EVERY)]
         if moved and abs(after - before) < _WANDERED * np.abs(np.array(pieces) - before).max():
             return None
