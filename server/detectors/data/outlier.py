@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,15 +15,16 @@ from rankscope.server.detectors.data import input_moments, moved_inputs, odd_inp
 from rankscope.server.detectors.data.changed_inputs import ChangedInputs
 from rankscope.server.detectors.data.input_sizes import SERIES as INPUT_SIZES
 from rankscope.server.detectors.data.input_sizes import InputSizes
+from rankscope.server.detectors.data.outlier_findings import Batches, Odd, finding
 from rankscope.server.detectors.data.unlike_inputs import UnlikeInputs
-from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.episode import Watch
 from rankscope.server.detectors.mechanisms.statistics import (
     Progress,
     exceeds,
     rank_rows,
     robust_sigma,
 )
-from rankscope.server.detectors.mechanisms.wording import count, listing, number, ranks, sentences
+from rankscope.server.detectors.mechanisms.wording import count
 from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas, Times
 from rankscope.server.window import Check, Float64, Window
 
@@ -67,36 +68,6 @@ class OutlierPolicy(Policy):
     min_progress: Share = 0.2
     evidence: Observations = 32
     chance: Share = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class Odd:
-    """An outlier: the rank's loss beside the others', its z, and what was in its batch."""
-
-    step: int
-    rank: int
-    value: float
-    others: float
-    z: float
-    digest: int | None
-    rows: frozenset[int]
-
-
-@dataclass(slots=True)
-class Batches:
-    """What is known of the outliers together.
-
-    Attributes:
-        odd: the newest ones.
-        pattern: how they belong together, empty for a single one: `batch` (the same batch each
-            time), `sample` (a sample that is in each of them), `cycle` (the same number of steps
-            from one to the next), `rank` (all of them on one rank).
-        period: steps from one to the next, for `cycle`.
-    """
-
-    odd: tuple[Odd, ...]
-    pattern: str = ""
-    period: int = 0
 
 
 @dataclass(slots=True)
@@ -251,7 +222,7 @@ class DataOutlier(Detector[OutlierState]):
                     continue
                 state.progress.push(step, level)
                 self._take(step, rows[n], logs[n], middle, most, held, state)
-        findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
+        findings = tuple(finding(e) for e in state.watch.take(window.last_step))
         findings += tuple(state.inputs.take(window))
         findings += tuple(state.odd_inputs.take(window, INPUT_SIZES))
         findings += tuple(state.moved.take(window, INPUT_SIZES))
@@ -419,66 +390,6 @@ def _cyclic(odd: tuple[Odd, ...], period: int) -> tuple[Odd, ...]:
             break
         found.insert(0, one)
     return tuple(found)
-
-
-def _finding(episode: Episode[Batches]) -> Finding:
-    facts = episode.facts
-    odd, newest = facts.odd, facts.odd[-1]
-    who = tuple(sorted({o.rank for o in odd}))
-    steps = listing([str(o.step) for o in odd], most=6)
-    times = number(newest.value / newest.others) if newest.others else "infinitely many"
-    cause = (
-        f"At step {newest.step} the loss of rank {newest.rank} is {number(newest.value)}, that of "
-        f"the others {number(newest.others)} (z = {number(newest.z)}), and a step later all is as "
-        "before: its batch is unlike the others."
-    )
-    if facts.pattern:
-        title = f"Batches of {ranks(who)} stand out again and again: steps {steps}"
-        cause = sentences(cause, _WHY[facts.pattern].format(steps=steps, period=facts.period))
-        remedy = (
-            f"Look at what {ranks(who)} read at these steps, and take it out or repair it: until "
-            "then clip gradients, so that each of these batches moves the model no more than any "
-            "other."
-        )
-    else:
-        title = (
-            f"The batch of rank {newest.rank} at step {newest.step} has {times} times the loss of "
-            "the others"
-        )
-        remedy = (
-            f"Look at the samples of rank {newest.rank} at step {newest.step}: labels, length, "
-            "values out of range. One such batch does no harm where gradients are clipped."
-        )
-    return episode.finding(
-        kind="data.outlier",
-        severity="warning" if facts.pattern else "info",
-        title=title,
-        ranks=who,
-        stage="batch",
-        cause=cause,
-        remedy=remedy,
-        evidence=_evidence(facts),
-    )
-
-
-_WHY: Mapping[str, str] = {
-    "batch": "It is one and the same batch, bit for bit, at steps {steps}.",
-    "sample": "One sample is in all of these batches (steps {steps}), and in no other.",
-    "cycle": "They come every {period} steps: with the data's own cycle.",
-    "rank": "All outliers so far (steps {steps}) are of this rank: they come with its data.",
-}
-
-
-def _evidence(facts: Batches) -> dict[str, object]:
-    newest = facts.odd[-1]
-    return {
-        "steps": [o.step for o in facts.odd],
-        "losses": [o.value for o in facts.odd],
-        "others": newest.others,
-        "z": newest.z,
-        "pattern": facts.pattern,
-        "period": facts.period,
-    }
 
 
 def _check(state: OutlierState, policy: OutlierPolicy) -> Check:
