@@ -111,6 +111,9 @@ class LossListener(Protocol):
         sampling: has `targets`: whether losses are wanted in training mode at this step; without
             it nothing but `backward` is observed, and without `basic` nothing at all.
         sentinels: some of the parameters that the listener's optimizer moves.
+        shards: the same of a sharded model, which keeps the gradients of all but the last
+            micro-batch where nobody sees them; `reduced`: they had some as the last pass ended,
+            `emptied`: and none as the pass under way began.
         passes: gets every backward pass.
         taken: gets the first pass of a step in which `torch.autograd.grad` was asked for the
             gradients of a sentinel: whoever does so writes them into the parameters himself.
@@ -125,6 +128,9 @@ class LossListener(Protocol):
     mode: torch.nn.Module | None
     sampling: Context
     sentinels: tuple[torch.Tensor, ...]
+    shards: tuple[torch.Tensor, ...]
+    reduced: bool
+    emptied: bool
     passes: deque[Pass]
     taken: Pass | None
     owed: int
@@ -333,6 +339,8 @@ def _backward_begins(tensors: Any, *others: Any) -> Any:
         if listener is not None:
             if listener.busy and type(root[2]) in OF_TERMS:
                 listener.terms_of_pass(root[2])
+            if listener.shards:
+                listener.emptied = listener.reduced and not _have_gradients(listener.shards)
             for parameter in listener.sentinels:
                 if parameter.grad is not None:
                     # Not the ordinary case, where `zero_grad` has left nothing.
@@ -362,12 +370,16 @@ def _backward_ended(seen: Any) -> None:
                     break
         else:
             moved = _state(listener.sentinels) != state
+        fresh = state is None
+        if listener.shards:
+            fresh, moved = listener.emptied, True
+            listener.reduced = _have_gradients(listener.shards)
         wrapper = listener.wrapper
         only_added = wrapper is not None and not wrapper.require_backward_grad_sync
         one = (
             value,
             divisor,
-            state is None,
+            fresh,
             moved,
             found,
             listener.sampling.step,
@@ -411,6 +423,10 @@ def _gradients_taken(seen: Any) -> None:
 
 # All that `process_wide` makes: what is put into torch is called below compiled functions, too.
 leave_alone(_backward_begins)
+
+
+def _have_gradients(parameters: tuple[torch.Tensor, ...]) -> bool:
+    return any(parameter.grad is not None for parameter in parameters)
 
 
 def _state(sentinels: tuple[torch.Tensor, ...]) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from rankscope.agent.model.facts import core
+from rankscope.agent.model.facts import core, shard
 from rankscope.agent.model.tensors import number
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.data.given import sizes_of
@@ -111,8 +111,8 @@ class Loss(Probe):
             divides it itself by whatever it sees fit.
         named: the user is in a pass that has a name.
         in_closures: backward passes were seen in the midst of a step of the optimizer.
-        mode, sentinels, sampling, passes, taken, owed, busy, forwards, wrapper: as a
-            `LossListener` has them.
+        mode, sentinels, shards, reduced, emptied, sampling, passes, taken, owed, busy, forwards,
+            wrapper: as a `LossListener` has them.
     """
 
     name = "loss"
@@ -122,7 +122,8 @@ class Loss(Probe):
         self.core = core(context.model)
         self.mode = loss_sources.mode_of(self.core)
         self.sampling = context
-        self.sentinels = _sentinels(context)
+        self.sentinels, self.shards = _sentinels(context)
+        self.reduced = self.emptied = False
         self._group = context.parameters
         self._computed: deque[Computed] = deque(maxlen=_MAX_COMPUTED)
         self.passes: deque[Pass] = deque(maxlen=_MAX_PASSES)
@@ -313,7 +314,7 @@ class Loss(Probe):
             self.busy = False
         if self.context.parameters is not self._group:
             self._group = self.context.parameters
-            self.sentinels = _sentinels(self.context)
+            self.sentinels, self.shards = _sentinels(self.context)
 
     def _post(self, scalars: dict[str, float | torch.Tensor], one: Pass) -> None:
         scalars["loss"], judged = one[0], one[4]
@@ -400,19 +401,16 @@ def _comes_from(node: Any, known: Collection[int]) -> bool:
     return False
 
 
-def _sentinels(context: Context) -> tuple[torch.Tensor, ...]:
-    """First, middle and last of the optimizer's parameters; none where gradients do not show it.
-
-    Sharded models keep the gradients of all but the last micro-batch where nobody sees them.
-    """
+def _sentinels(context: Context) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """First, middle and last of the optimizer's parameters; of a sharded model, of its shards."""
     modules = context.model.modules()
-    if any(type(m).__module__.startswith("torch.distributed.fsdp") for m in modules):
-        return ()
+    sharded = any(type(m).__module__.startswith("torch.distributed.fsdp") for m in modules)
     found = [
         p
         for group in context.optimizer.param_groups
         for p in group["params"]
-        if type(p) is torch.nn.Parameter and p.requires_grad
+        if p.requires_grad and (shard(p) != "" if sharded else type(p) is torch.nn.Parameter)
     ]
     places = sorted({0, len(found) // 2, len(found) - 1}) if found else ()
-    return tuple(found[i] for i in places)[:_SENTINELS]
+    chosen = tuple(found[i] for i in places)[:_SENTINELS]
+    return ((), chosen) if sharded else (chosen, ())
