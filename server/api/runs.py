@@ -1,4 +1,4 @@
-"""`GET /runs`, `GET /runs/{run}`, `DELETE /runs/{run}`, `GET /projects`."""
+"""`GET /runs`, `GET`, `DELETE /runs/{run}`, its `/baseline` and `/tags`, `GET /projects`."""
 
 from __future__ import annotations
 

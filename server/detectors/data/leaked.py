@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.data import given_targets
-from rankscope.server.detectors.data.given_targets import SamePlace, TargetColumn
+from rankscope.server.detectors.data.leaked_targets import SamePlace, TargetColumn
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
 from rankscope.server.detectors.mechanisms.series_by_step import together
 from rankscope.server.detectors.mechanisms.wording import count, number
