@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.data import given_targets
+from rankscope.server.detectors.data import leaked_targets
 from rankscope.server.detectors.data.leaked_targets import SamePlace, TargetColumn
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
 from rankscope.server.detectors.mechanisms.series_by_step import together
@@ -105,8 +105,8 @@ class TargetsLeaked(Detector[LeakedState]):
     policies: ClassVar[type[Policy]] = LeakedPolicy
     wants: ClassVar[tuple[str, ...]] = (
         *(_SEEN, _UNSEEN),
-        *(given_targets.ERROR, given_targets.FIRST, given_targets.EXPLAINED),
-        given_targets.COLUMN,
+        *(leaked_targets.ERROR, leaked_targets.FIRST, leaked_targets.EXPLAINED),
+        leaked_targets.COLUMN,
     )
 
     policy: LeakedPolicy
@@ -115,8 +115,8 @@ class TargetsLeaked(Detector[LeakedState]):
         """Samples of next tokens."""
         return (
             Reach((_SEEN, _UNSEEN), self.policy.recent, TO_THE_END),
-            Reach((given_targets.ERROR,), self.policy.recent, TO_THE_END),
-            Reach((given_targets.COLUMN,), self.policy.recent, TO_THE_END),
+            Reach((leaked_targets.ERROR,), self.policy.recent, TO_THE_END),
+            Reach((leaked_targets.COLUMN,), self.policy.recent, TO_THE_END),
         )
 
     def start(self) -> LeakedState:
