@@ -14,6 +14,9 @@ def error_in_flight() -> BaseException | None:
     An error that an `except` has caught is not on its way, nor is one that a function further up
     handles while it calls others: then what goes on is as good as any other. Where there is no
     source to tell (an interpreter that is typed into), nothing is known to be on its way.
+
+    Raises:
+        Exception: whatever a loader of sources raises: to be called by a probe of the guard.
     """
     error = sys.exc_info()[1]
     if error is None or error.__traceback__ is None or isinstance(error, GeneratorExit):
@@ -25,13 +28,7 @@ def error_in_flight() -> BaseException | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame is not left:
         frame = frame.f_back
-    if frame is None:
-        return None
-    try:
-        return error if _is_left_by_it(frame, raised) else None
-    except Exception:  # noqa: BLE001 - a loader of sources may raise anything
-        # A source that cannot be had or parsed: the end of a training is no place to fail.
-        return None
+    return error if frame is not None and _is_left_by_it(frame, raised) else None
 
 
 def _is_left_by_it(frame: FrameType, raised: int) -> bool:
