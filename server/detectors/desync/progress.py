@@ -11,6 +11,7 @@ import numpy as np
 from rankscope.server.comparison.compare import labels_of
 from rankscope.server.detectors.base import Detector, Outcome
 from rankscope.server.detectors.desync.resumed import Begins, without_state
+from rankscope.server.detectors.desync.sharded_steps import DISCARDED, PASSES, ShardedSteps
 from rankscope.server.detectors.desync.step_count import (
     COUNTED,
     StepMismatch,
@@ -25,13 +26,9 @@ from rankscope.server.detectors.mechanisms.wording import count
 from rankscope.server.detectors.policy import Count, Policy, Share, Times
 from rankscope.server.window import Check, Comparison, Float64, Int64, Window
 
-# Backward passes of a rank whose gradients it threw away before it stepped.
-_DISCARDED = "passes_discarded"
 _LENGTH = "step_seconds"
 # Steps over which the ranks' paces are compared: the first ones load and compile.
 _FEWEST_STEPS = 32
-# Backward passes that led to a step.
-_PASSES = "micro_steps"
 # Links at which a rank that has left a step out differs from the others.
 _SHOWS = ("reduced_gradient", "clipped_gradient", "optimizer_state", "parameters")
 
@@ -159,6 +156,7 @@ class ProgressState:
     usual: int = 0
     applied: tuple[int, dict[int, float]] = (-1, {})
     paces: Paces = field(default_factory=Paces)
+    shards: ShardedSteps = field(default_factory=ShardedSteps)
     ahead: dict[int, tuple[int, int]] = field(default_factory=dict)
     shifted: Watch[StepMismatch] = field(default_factory=lambda: Watch(clear_after=8))
     watch: Watch[StepMismatch] = field(default_factory=lambda: Watch(clear_after=8))
@@ -179,12 +177,13 @@ class Progress(Detector[ProgressState]):
         rank whose gradient norm is, twice in a row, that of the others one step later has not taken
         a step that they took; nor has one that threw away more backward passes before its step than
         the others did, where gradients, state or parameters are no longer equal at the next
-        comparison. A rank that stepped without a backward pass, as the others did not, and whose
-        norm is theirs of one step before twice in a row since, has taken a step more. A rank that
-        reduced its gradients with the others, or holds a part of what they train (where one part is
-        no other's copy, and 32 steps or more took all ranks as long, within a tenth in the mean and
-        more at the same steps), and ended without an error, more than 8 steps and a third of theirs
-        before them, has stopped training, or what is watched of it.
+        comparison (of a model that FSDP deals out, at once). A rank that stepped without a backward
+        pass, as the others did not, and whose norm is theirs of one step before twice in a row
+        since, has taken a step more. A rank that reduced its gradients with the others, or holds a
+        part of what they train (where one part is no other's copy, and 32 steps or more took all
+        ranks as long, within a tenth in the mean and more at the same steps), and ended without an
+        error, more than 8 steps and a third of theirs before them, has stopped training, or what is
+        watched of it.
 
     Severity:
         Critical; warning for a rank that ended early, and for the epoch alone, which counts as over
@@ -200,7 +199,7 @@ class Progress(Detector[ProgressState]):
 
     kinds = ("desync.progress",)
     lasting = "an additional step of one rank stays in its count"
-    wants = (*COUNTED, "grad_norm", _DISCARDED, _PASSES, _LENGTH)
+    wants = (*COUNTED, "grad_norm", DISCARDED, PASSES, _LENGTH)
     min_ranks = 2
 
     policy: ProgressPolicy
@@ -255,6 +254,7 @@ class Progress(Detector[ProgressState]):
             late_steps += self._shifts(window, state, members)
         late_steps += self._extra(window, state, classes)
         late_steps += self._discards(window, state, classes)
+        late_steps += [_Late(step, found, step) for step, found in state.shards.take(window)]
         # In the order of their steps, whatever showed it: the first one opens the alert.
         for late in sorted(late_steps, key=lambda found: found.step):
             state.shifted.bad(late.step, late.facts, first_step=late.since)
@@ -334,7 +334,7 @@ class Progress(Detector[ProgressState]):
         self, window: Window, state: ProgressState, classes: list[tuple[int, ...]]
     ) -> Iterator[_Late]:
         """Ranks that stepped once more with the gradient that they had."""
-        passes = window.series.get(_PASSES)
+        passes = window.series.get(PASSES)
         for step, row in zip(*rank_rows(window, "grad_norm"), strict=True):
             now = dict(zip(window.ranks.tolist(), row.tolist(), strict=True))
             at, before = state.applied
@@ -353,7 +353,7 @@ class Progress(Detector[ProgressState]):
                 state.ahead[rank] = since, times + 1
                 if times + 1 >= self.policy.late:
                     values = {r: now[r] for r in rest}
-                    yield _Late(int(step), StepMismatch(_PASSES, values, (rank,), True), since)
+                    yield _Late(int(step), StepMismatch(PASSES, values, (rank,), True), since)
             if passes is None:
                 continue
             column = int(np.searchsorted(window.steps, step))
@@ -370,7 +370,7 @@ class Progress(Detector[ProgressState]):
     ) -> Iterator[_Late]:
         """Ranks that computed a gradient, discarded it and then diverged from the others."""
         reported: dict[int, dict[int, float]] = {}
-        for step, row in zip(*rank_rows(window, _DISCARDED), strict=True):
+        for step, row in zip(*rank_rows(window, DISCARDED), strict=True):
             values = np.nan_to_num(row)
             reported[int(step)] = dict(zip(window.ranks.tolist(), values.tolist(), strict=True))
         shown: dict[int, list[Comparison]] = {}
@@ -464,7 +464,7 @@ def _discarding(
         least = min(values.values())
         suspects = tuple(rank for rank, value in values.items() if value > least)
         if suspects and 2 * len(suspects) <= len(members):
-            return StepMismatch(_DISCARDED, values, suspects, decided=True)
+            return StepMismatch(DISCARDED, values, suspects, decided=True)
     return None
 
 

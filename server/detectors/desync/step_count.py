@@ -27,6 +27,7 @@ class StepMismatch:
             series that showed a step too few or too many.
         values: by rank, at the first step.
         suspects: those outside the majority; all where there is none.
+        sharded: each holds a part of the model, which is no other's copy.
     """
 
     what: str
@@ -34,6 +35,7 @@ class StepMismatch:
     suspects: tuple[int, ...]
     decided: bool
     before: dict[int, float] = field(default_factory=dict)
+    sharded: bool = False
 
 
 def counted_finding(episode: Episode[StepMismatch]) -> Finding:
@@ -138,7 +140,7 @@ def late_finding(episode: Episode[StepMismatch]) -> Finding:
         evidence={
             "what": mismatch.what,
             "values": {str(r): v for r, v in mismatch.values.items()},
-            "decided": True,
+            "decided": mismatch.decided,
             "observed": episode.seen,
         },
     )
@@ -157,6 +159,13 @@ def _left_out(mismatch: StepMismatch, who: str, step: int) -> str:
         if not least
         else f"threw away {number(max(mismatch.values.values()))} gradients that it had computed"
     )
+    if mismatch.sharded:
+        return (
+            f"Before its step {step}, {who} {thrown}, {others}: all ranks took part in these "
+            "passes, and only some stepped with their gradients. Each holds a part of the "
+            "parameters, so that from then on the parts of the model are of different steps; no "
+            "two are alike, and nothing else shows it."
+        )
     return (
         f"Before its step {step}, {who} {thrown}, {others}, "
         f"and the ranks are no longer equal since: it {_SKIPPED}"
