@@ -45,7 +45,9 @@ def alerts_of(service, folder, run, every, *, missed=-1, least=0):
 def test_averages_are_no_desync(service, tmp_path, every):
     serious, items = alerts_of(service, tmp_path, f"healthy-{every}", every)
     assert serious == []
-    meant = [a for a in items if a["evidence"].get("period") == every]
+    # Where an average takes far longer than a step, it is said as well that one of `every` does.
+    of_ranks = [a for a in items if a["kind"].startswith("desync.")]
+    meant = [a for a in of_ranks if a["evidence"].get("period") == every]
     assert [a["title"] for a in meant] == [
         "The ranks differ between synchronisations, "
         + ("every step" if every == 1 else f"every {every} steps")
