@@ -16,7 +16,7 @@ import numpy as np
 from rankscope.server.detectors.mechanisms.statistics import rank_rows
 from rankscope.server.window import Bool, Float64, Int64, Window
 
-# Series, and how many numbers each has.
+# Series, and how many numbers each has: four projections, their squares, and their products.
 NUMBERS, TOKENS = "input_moments", "token_moments"
 MOMENTS = 12
 SERIES = tuple(f"{name}/{n}" for name in (NUMBERS, TOKENS) for n in range(MOMENTS))
@@ -30,6 +30,7 @@ _FAR = 0.4
 _FAR_TOKENS = 0.2
 # Relative rounding of a mean of float32, below which nothing differs.
 _ROUNDING = 1e-5
+# Of the twelve, those that come first.
 _PROJECTIONS = 4
 
 

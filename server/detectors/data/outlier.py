@@ -325,7 +325,10 @@ class DataOutlier(Detector[OutlierState]):
 def _of_kinds(findings: tuple[Finding, ...], state: OutlierState, window: Window) -> list[Finding]:
     """Inputs of another kind, but for those that were found to be of another size alone."""
     resized = {f.ranks for f in findings if f.key.startswith("inputs:")}
-    found = state.unlike.take(window) + state.changed.take(window)
+    found, unlike = state.changed.take(window), state.unlike.take(window)
+    # A loss that goes below 0 is the surrogate of a game: each rank plays one of its own.
+    if not state.signed:
+        found += unlike
     return [f for f in found if f.ranks not in resized]
 
 

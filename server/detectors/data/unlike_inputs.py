@@ -180,23 +180,15 @@ class Group:
 
 @dataclass(slots=True)
 class UnlikeInputs:
-    """Follows how the inputs of all ranks are distributed.
-
-    Attributes:
-        signed: a loss was below 0.
-    """
+    """Follows how the inputs of all ranks are distributed."""
 
     groups: dict[tuple[tuple[int, ...], str], Group] = field(default_factory=dict)
     visits: Visits = field(default_factory=Visits)
-    signed: bool = False
     _most: float = math.inf
 
     def take(self, window: Window) -> list[Finding]:
         """Goes through a window; what was found."""
         self.visits.lay(window)
-        losses = window.series.get("loss")
-        # A loss that goes below 0 is the surrogate of a game: each rank plays one of its own.
-        self.signed |= losses is not None and bool((losses.values[losses.present] < 0).any())
         lengths = mean_over_ranks(window, "loader_batches")[1]
         if len(lengths):
             self._most = float(lengths[-1])
@@ -213,7 +205,7 @@ class UnlikeInputs:
             if members not in window.data_parallel:
                 group.watch.good(window.last_step)  # they are others by now
         found = [e for group in self.groups.values() for e in group.watch.take(window.last_step)]
-        return [] if self.signed else [_finding(episode) for episode in found]
+        return [_finding(episode) for episode in found]
 
     def _groups(self, window: Window) -> list[Group]:
         return [

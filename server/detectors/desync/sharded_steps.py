@@ -22,9 +22,9 @@ DISCARDED, PASSES = "passes_discarded", "micro_steps"
 
 @dataclass(slots=True)
 class ShardedSteps:
-    """The groups of ranks, over each of which a model is dealt out, whose parts came apart."""
+    """The groups of ranks, over each of which a model is dealt out, whose parts have diverged."""
 
-    apart: set[tuple[int, ...]] = field(default_factory=set)
+    diverged: set[tuple[int, ...]] = field(default_factory=set)
 
     def take(self, window: Window) -> Iterator[tuple[int, StepMismatch]]:
         """First steps at which ranks of a group had thrown away more than the others."""
@@ -33,7 +33,7 @@ class ShardedSteps:
         copies = [set(members) for members in window.replicas]
         for members in window.data_parallel:
             alike = any(ranks.issuperset(members) for ranks in copies)
-            if len(members) < 2 or alike or members in self.apart:
+            if len(members) < 2 or alike or members in self.diverged:
                 continue
             columns = np.flatnonzero(np.isin(window.ranks, members))
             for step, row in zip(steps.tolist(), rows[:, columns], strict=True):
@@ -46,7 +46,7 @@ class ShardedSteps:
                 least = min(values.values())
                 suspects = tuple(rank for rank, value in values.items() if value > least)
                 if suspects:
-                    self.apart.add(members)
+                    self.diverged.add(members)
                     decided = 2 * len(suspects) <= len(members)
                     who = suspects if decided else members
                     yield step, StepMismatch(DISCARDED, values, who, decided, sharded=True)
