@@ -160,6 +160,7 @@ class Desync(Detector[DesyncState]):
             findings += self._meet(state, met, step)
             version_facts = state.versions.take(window, step, members)
             state.never_met.take(step, version_facts)
+            state.in_groups.take(step, version_facts)
             if state.workers is None and not state.never_met.rounds:
                 state.left_out.take(every)
             if broken or state.incident is not None or state.period or state.workers is not None:
@@ -175,12 +176,12 @@ class Desync(Detector[DesyncState]):
                     state.last_equal[comparison.stage] = step
         state.given.take(window)
         state.last_step = max(state.last_step, window.last_step)
-        incident, left_out = state.incident, state.left_out.finding()
-        if left_out is not None:
-            findings.append(left_out)
+        incident = state.incident
+        in_part = [f for f in (state.left_out.finding(), state.in_groups.finding()) if f]
+        findings += in_part
         if incident is not None:
             incident.learn(window)
-            incident.in_part = left_out is not None
+            incident.in_part = bool(in_part)
             if not incident.agreeing:
                 incident.stands(window.last_step, window.liveness)
             met_before = bool(state.returns or state.period) or state.workers is not None

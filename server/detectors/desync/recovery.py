@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rankscope.server.detectors.desync.incident import Divergence
 from rankscope.server.detectors.mechanisms.wording import listing
 
 
+def shown(groups: Sequence[Sequence[int]]) -> str:
+    """Groups of ranks: `(0 and 1) and (2 and 3)`."""
+    return listing([f"({listing([str(r) for r in group])})" for group in groups])
+
+
 def shown_groups(incident: Divergence) -> str:
-    """The groups of equal ranks: `(0 and 1) and (2 and 3)`."""
-    return listing([f"({listing([str(r) for r in group])})" for group in incident.groups])
+    """The groups of equal ranks."""
+    return shown(incident.groups)
 
 
 def restore(incident: Divergence, source: str = "") -> str:

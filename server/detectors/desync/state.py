@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from rankscope.server.detectors.desync.averaged_in_groups import AveragedInGroups
 from rankscope.server.detectors.desync.averaging_rounds import AveragingRounds
 from rankscope.server.detectors.desync.coverage import Coverage
 from rankscope.server.detectors.desync.exchange import Exchange
@@ -117,6 +118,7 @@ class DesyncState:
         left_out: tensors that are not averaged where others are.
         writers: who wrote parameters between two steps.
         not_taken: tensors of which a rank does not take the average of all.
+        in_groups: groups of ranks that are averaged, and never all of them.
         never_met: ranks that leave every synchronisation with other values than most.
     """
 
@@ -154,4 +156,5 @@ class DesyncState:
     left_out: LeftOut = field(default_factory=LeftOut)
     writers: Writers = field(default_factory=Writers)
     not_taken: NotTakenAverages = field(default_factory=NotTakenAverages)
+    in_groups: AveragedInGroups = field(default_factory=AveragedInGroups)
     never_met: NeverMet = field(default_factory=NeverMet)

@@ -30,6 +30,8 @@ class VersionFacts:
             after it, all of them.
         outside: ranks that were not part of it, where most ranks came together, out of more than
             two that were all by themselves before.
+        groups: where all that were all by themselves before became equal in groups of two and
+            more: these, in the order of their ranks.
         lags: steps by which what each rank holds is old, where all of it is versions of one model
             and one rank at most has made a new one; None where that is not so.
         between: whether it is known what the ranks held before the step, after the one before it.
@@ -39,6 +41,7 @@ class VersionFacts:
 
     joined: bool = False
     outside: tuple[int, ...] = ()
+    groups: tuple[tuple[int, ...], ...] = ()
     lags: dict[int, int] | None = None
     known: bool = False
     between: bool = False
@@ -93,14 +96,16 @@ class Versions:
         joined = differed and len(set(together.values())) == 1
         alone = differed and len(held) > 2 and len(set(held.values())) == len(held)
         outside: tuple[int, ...] = ()
+        groups: tuple[tuple[int, ...], ...] = ()
         if alone and not joined:
-            outside = _outside(together) or _outside(after)
+            groups = _groups(together) or _groups(after)
+            outside = () if groups else _outside(together) or _outside(after)
         lags = None
         if len(new) <= 1:
             lags = {rank: step - self.born[digest] for rank, digest in after.items()}
         known = self.started or step - self.since >= _LONG
         nobody = bool(together) and not any(changes.values())
-        return VersionFacts(joined, outside, lags, known, bool(together), nobody)
+        return VersionFacts(joined, outside, groups, lags, known, bool(together), nobody)
 
     def _bear(self, digests: dict[int, int], step: int) -> set[int]:
         """Takes digests; returns those that nobody had before."""
@@ -134,6 +139,16 @@ def _digests_at(window: Window, name: str, step: int, members: Sequence[int]) ->
         return {}
     rows = np.flatnonzero(np.isin(window.ranks, members) & series.present[:, column])
     return dict(zip(window.ranks[rows].tolist(), series.values[rows, column].tolist(), strict=True))
+
+
+def _groups(digests: dict[int, int]) -> tuple[tuple[int, ...], ...]:
+    """Ranks with one digest, where every rank shares its own with another, and not with all."""
+    holders: dict[int, list[int]] = defaultdict(list)
+    for rank, digest in sorted(digests.items()):
+        holders[digest].append(rank)
+    if len(holders) < 2 or min(map(len, holders.values())) < 2:
+        return ()
+    return tuple(tuple(group) for group in holders.values())
 
 
 def _outside(digests: dict[int, int]) -> tuple[int, ...]:

@@ -107,13 +107,13 @@ class LossPlateau(Detector[PlateauState]):
         Info before 200 steps: jobs that try something out have targets at random. Then a warning
         where the accuracy is low, updates are below 1e-5 of the parameters, the share of
         the deviance says so, or the gradient has shrunk to less than a tenth of the first ten
-        norms; info once the model explains more than 0.01 (by 3 standard errors) or its accuracy
-        has risen, of data of which it has seen each sample up to 4 times, and nothing but the
-        plateau was wrong; info where none of them is posted and the updates are of usual size, and
-        where the loss alone is that of guessing. Info for answers worse than a constant one that
-        lose a third of what they are above it in the second half of the run, unless inputs are
-        large (`input_rms` above 30) or targets are far larger than the outputs. Losses that change
-        their sign are surrogates and are not judged.
+        norms; info once the model explains more than 0.05 (by 3 standard errors) or, where that is
+        not known, its accuracy has risen, of data of which it has seen each sample up to 4 times,
+        and nothing but the plateau was wrong; info where none of them is posted and the updates are
+        of usual size, and where the loss alone is that of guessing. Info for answers worse than a
+        constant one that lose a third of what they are above it in the second half of the run,
+        unless inputs are large (`input_rms` above 30) or targets are far larger than the outputs.
+        Losses that change their sign are surrogates and are not judged.
 
     Evidence:
         `first`, `last` (means of the loss), `gain`, `standard_error` (of `last`), and where they
@@ -327,10 +327,12 @@ class LossPlateau(Detector[PlateauState]):
         episode, policy = state.watch.current, self.policy
         if episode is None or not state.visits.mean <= policy.visits:
             return
-        learns = self._learned(accuracy, state)
         if math.isfinite(explained):
             error = policy.gain_error * noise_of_mean(shares)
-            learns |= explained - error > policy.explained
+            learns = explained - error > policy.most_explained
+        else:
+            # Less sure: an accuracy rises to the share of the commonest class whatever is learned.
+            learns = self._learned(accuracy, state)
         episode.facts.overcome |= learns
 
     def _unclear(self, first: float, state: PlateauState) -> bool:

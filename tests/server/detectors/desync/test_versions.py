@@ -100,6 +100,23 @@ def never_met(ranks, leavers, *, every=8):
     return job
 
 
+def averaged_in_groups(groups, *, every=4, outer=0):
+    """Local SGD whose averages go over groups of ranks.
+
+    Args:
+        groups: these, one such partition for each round, round and round.
+        outer: of how many rounds one is an average of all ranks; 0 for none.
+    """
+    job = averaged(sum(map(len, groups[0])), every=every)
+    random = np.random.default_rng(5)
+    for turn, step in enumerate(range(every, STEPS, every), start=1):
+        if outer and turn % outer == 0:
+            continue
+        for group in groups[turn % len(groups)]:
+            job.before[group, step] = random.integers(1, 2**63)
+    return job
+
+
 def served(ranks, *, every=3, late=None, at=40, own=None):
     """A parameter server: rank 0 makes versions, each worker pulls now and then."""
     job = Digests(ranks)
@@ -138,6 +155,31 @@ def test_the_one_that_misses_an_average_is_named(cuts):
     assert (alert.kind, alert.ranks, alert.first_step) == ("desync.parameters", (2,), 24)
     assert "fell to 0 on ranks 0, 1 and 3, and not on rank 2" in alert.cause
     assert alert.state == "resolved"
+
+
+@pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
+@pytest.mark.parametrize("groups", [([0, 1], [2, 3]), ([0, 2, 4], [1, 3])])
+def test_ranks_that_are_averaged_in_groups_only_are_named_with_these(groups, cuts):
+    [alert], _ = serious(averaged_in_groups([groups]), cuts)
+    assert (alert.kind, alert.severity, alert.state) == ("desync.parameters", "critical", "open")
+    assert (alert.first_step, alert.ranks) == (4, tuple(range(sum(map(len, groups)))))
+    assert alert.evidence["groups"] == [list(group) for group in groups]
+    # The ninth round is the one before step 36.
+    assert alert.seen_step == 36
+    assert "At 19 rounds, 4 steps apart" in alert.cause
+
+
+@pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
+def test_averages_in_two_stages_are_well(cuts):
+    alerts, _ = serious(averaged_in_groups([([0, 1], [2, 3])], every=2, outer=8), cuts)
+    assert alerts == []
+
+
+@pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
+def test_ranks_that_meet_others_in_each_round_are_well(cuts):
+    turns = [([0, 1], [2, 3]), ([0, 2], [1, 3]), ([0, 3], [1, 2])]
+    alerts, _ = serious(averaged_in_groups(turns), cuts)
+    assert [alert for alert in alerts if "only inside" in alert.title] == []
 
 
 @pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
