@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
+from rankscope.server.detectors.effects import Rule
+from rankscope.server.detectors.lr.slow_ranks import SlowRanks
+from rankscope.server.detectors.lr.too_low_policy import LowPolicy
 from rankscope.server.detectors.mechanisms.configured import finite, parameter_groups
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
 from rankscope.server.detectors.mechanisms.series_by_step import median, together
 from rankscope.server.detectors.mechanisms.statistics import Progress
 from rankscope.server.detectors.mechanisms.waiting import too_few
 from rankscope.server.detectors.mechanisms.wording import count, if_several, number, percent
-from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share
 from rankscope.server.window import Check, Window
 
 # Losses from one sample to the next.
@@ -27,78 +29,6 @@ _RISING = 1.05
 _LARGE_EPSILON = 1e-3
 # Those that add it to the root of the second moment, beside which it is meant to be nothing.
 _ADAMS = frozenset(("Adam", "AdamW", "NAdam", "RAdam", "Adamax"))
-
-
-@dataclass(frozen=True, slots=True)
-class LowPolicy(Policy):
-    """Thresholds of `lr.too_low`.
-
-    Attributes:
-        evidence: losses that are needed before anything is judged.
-        soon: losses that are enough where all steps so far together are negligible: the first half
-            of them is averaged (`first`), and as many are compared with that.
-        negligible: share of the parameters that they and as many more add up to then, at most, even
-            if all have one direction: rounding a model to bfloat16 changes it by more.
-        small_update: median update, relative to the parameters, below which it is too small;
-            healthy medians lie above 4e-5.
-        least_path: the same, of all steps so far together, where the answers are no better than a
-            constant one: the steps add up to no more than this share of the parameters even if
-            all have one direction, and a random initialisation is no answer but for some per cent.
-        unexplained: share of the deviance explained, up to which they are no better.
-        timid_update: median update below which steps are small, where gradients say the same again
-            and again.
-        timid_cosine: median cosine of the gradients of consecutive samples from which on they do:
-            what steps of a usual size leave of it is noise.
-        timid_explained: share of the deviance explained, below which all is still to be learned.
-        whole_path: share of the parameters that all steps of the run together may come to, where
-            gradients say the same again and again: healthy trainings from random parameters come to
-            0.45 and more in 180 steps.
-        whole_gain: share of the first losses that may have been gained then: who begins near a good
-            answer is not asked to move.
-        one_direction: median cosine from which on half of a gradient's power is that of the one
-            before; less than `evidence` losses show it then.
-        straight_path: as `whole_path`, of gradients that are: half of what healthy trainings come
-            to.
-        usual_update: update that the remedy aims at; usual is 1e-4 to 1e-2.
-        updates: sampled updates that are needed before their size counts.
-        min_gain: share of the first losses that has to be gained.
-        learned: accuracy above which something was learned, if not in this run.
-        collapsed: share of its peak to which the rate has to fall to have collapsed.
-        wait: losses after the fall that are needed before it is judged.
-        before: number of losses before the fall that show whether the loss was falling, and within
-            which the rate has to fall.
-        falling: smallest fall of the loss over these, as a share of the progress made.
-        level: loss as a share of its start, below which nothing is left to be learned.
-        gain_after: gain after the fall over that before it, from which on there is no fault.
-        first: number of losses at the start that are averaged.
-        ending: share of its peak below which a low rate is the end of a schedule.
-    """
-
-    evidence: Observations = 200
-    soon: Observations = 100
-    negligible: Share = 1e-3
-    small_update: Share = 1e-5
-    least_path: Share = 0.02
-    unexplained: Share = 0.01
-    timid_update: Share = 5e-4
-    timid_cosine: Number = 0.25
-    timid_explained: Share = 0.15
-    whole_path: Share = 0.1
-    whole_gain: Share = 0.5
-    one_direction: Number = 0.7
-    straight_path: Share = 0.25
-    usual_update: Share = 1e-3
-    updates: Count = 10
-    min_gain: Share = 0.05
-    learned: Share = 0.6
-    collapsed: Share = 0.01
-    wait: Observations = 100
-    before: Observations = 60
-    falling: Share = 0.03
-    level: Share = 0.1
-    gain_after: Share = 0.125
-    first: Observations = 50
-    ending: Share = 0.1
 
 
 @dataclass(slots=True)
@@ -154,6 +84,7 @@ class LowState:
     since_drop: int = 0
     lowest: float = math.inf
     watch: Watch[Slow] = field(default_factory=lambda: Watch(clear_after=_STRIDE))
+    slow_ranks: SlowRanks = field(default_factory=SlowRanks)
 
 
 class RateTooLow(Detector[LowState]):
@@ -176,7 +107,8 @@ class RateTooLow(Detector[LowState]):
         a schedule. All at once: it falls to 1 % of its peak or less within 60 losses while the loss
         was falling (by more than 3 % of the progress made over the 60 before) and above a tenth of
         its start; 100 losses later less than an eighth of that has been gained. Steady decay is
-        neither: it leaves the loss time to settle.
+        neither: it leaves the loss time to settle. Ranks (key `ranks`): at 64 sampled updates in a
+        row the rate of a rank is below a thirtieth of the others' median, and so is its update.
 
     Severity:
         Warning; never more than info for losses that change their sign.
@@ -184,7 +116,7 @@ class RateTooLow(Detector[LowState]):
     Evidence:
         `lr`, `peak`, `first` and `last` (loss), `update_ratio` where it is posted; of a collapse
         `collapse_step`, `gained_before` and `gained_after`; where gradients show it `cosine` and
-        `explained_deviance`.
+        `explained_deviance`. Of ranks `lr_of_others` and `update_ratio_of_others` (medians).
 
     Source:
         The usual size of updates, 1e-3 of the parameters; a schedule counted in epochs and called
@@ -194,6 +126,14 @@ class RateTooLow(Detector[LowState]):
     kinds = ("lr.too_low",)
     needs = ("loss", "lr")
     wants = ("update_ratio", "accuracy", "explained_deviance", "grad_cosine")
+    effects = (
+        Rule(
+            root=("desync.hyperparameters", "desync.config"),
+            consequence=("lr.too_low",),
+            key="ranks",
+            why="a rank's steps are as long as its rate makes them",
+        ),
+    )
 
     policy: LowPolicy
 
@@ -241,9 +181,11 @@ class RateTooLow(Detector[LowState]):
                 state.before.append(loss)
             if state.progress.count % _STRIDE == 0:
                 self._judge(step, state)
+        state.slow_ranks.take(window)
         findings = tuple(
             _finding(e, state, self.policy, window) for e in state.watch.take(window.last_step)
         )
+        findings += tuple(state.slow_ranks.findings(window))
         return Outcome({"lr.too_low": _check(state, self.policy)}, findings)
 
     def _rate(self, step: int, rate: float, state: LowState) -> None:

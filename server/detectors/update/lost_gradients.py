@@ -8,9 +8,14 @@ import numpy as np
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.mechanisms.episode import Condition, Episode, Watch
-from rankscope.server.detectors.mechanisms.statistics import rank_rows
-from rankscope.server.detectors.mechanisms.wording import count, if_several
-from rankscope.server.window import Window
+from rankscope.server.detectors.mechanisms.wording import (
+    agree,
+    count,
+    if_several,
+    ranks,
+    sentences,
+)
+from rankscope.server.window import Int64, Window
 
 _UPDATE, _NORM = "update_ratio", "grad_norm"
 # Sampled steps with gradients, before, and without any, in a row: one or two may be steps whose
@@ -20,62 +25,102 @@ _BEFORE, _IN_A_ROW = 8, 8
 
 @dataclass(slots=True)
 class Gone:
-    """What was seen: sampled steps without any gradient, of so many ranks."""
+    """What was seen: sampled steps without any gradient, and of which ranks, out of so many."""
 
     samples: int
+    ranks: tuple[int, ...]
     world: int
+
+    @property
+    def all(self) -> bool:
+        """Whether no rank has a gradient."""
+        return len(self.ranks) == self.world
 
 
 @dataclass(slots=True)
 class WithoutGradients(Condition[Gone]):
-    """Follows whether the optimizer has anything to step with.
+    """Follows whether the optimizers have anything to step with.
 
     Where `p.grad` is None an optimizer leaves a parameter alone and says nothing: parameters stand
-    still, and no norm of a gradient is there that could be too small.
+    still, and no norm of a gradient is there that could be too small. Copies of one model lose
+    their gradients together; a stage of a pipeline, or a shard, loses its own alone.
 
     Attributes:
-        with_gradients: sampled steps that had some; `without`: in a row, that had none, since
-            `begin`.
+        known: ranks, ascending, int64 [R].
+        with_gradients: sampled steps of each at which it had some, int64 [R]; `without`: in a row,
+            at which it had none, since `begin`.
     """
 
-    with_gradients: int = 0
-    without: int = 0
-    begin: int = -1
+    known: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    with_gradients: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    without: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    begin: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     watch: Watch[Gone] = field(default_factory=lambda: Watch(clear_after=_IN_A_ROW))
 
     def take(self, window: Window) -> None:
         """Goes through the steps at which it was seen how far the parameters moved."""
-        normed = {int(step) for step in rank_rows(window, _NORM)[0]}
-        for step, row in zip(*(a.tolist() for a in rank_rows(window, _UPDATE)), strict=True):
-            moved = np.array(row)
-            still = bool((moved[np.isfinite(moved)] == 0).all())
-            if step in normed or not still:
-                self.with_gradients += step in normed
-                self.without = 0
+        updates, norms = window.series.get(_UPDATE), window.series.get(_NORM)
+        if updates is None:
+            return
+        self._meet(window.ranks)
+        rows = np.searchsorted(self.known, window.ranks)
+        for column in np.flatnonzero(updates.present.any(axis=0)).tolist():
+            step = int(window.steps[column])
+            normed = norms.present[:, column] if norms is not None else np.zeros(len(rows), bool)
+            sampled = updates.present[:, column]
+            moved = updates.values[:, column]
+            still = sampled & ~normed & ~(np.isfinite(moved) & (moved != 0))
+            self.with_gradients[rows[normed]] += 1
+            self.without[rows[(normed | sampled) & ~still]] = 0
+            begun = rows[still & (self.without[rows] == 0)]
+            self.begin[begun] = step
+            self.without[rows[still]] += 1
+            gone = (self.without >= _IN_A_ROW) & (self.with_gradients >= _BEFORE)
+            if gone.any():
+                who = tuple(self.known[gone].tolist())
+                facts = Gone(int(self.without[gone].max()), who, len(self.known))
+                begin = int(self.begin[gone].min())
+                self.watch.bad(step, facts, first_step=begin).facts = facts
+            else:
                 self.watch.good(step)
-                continue
-            self.begin = step if not self.without else self.begin
-            self.without += 1
-            if self.without >= _IN_A_ROW and self.with_gradients >= _BEFORE:
-                facts = Gone(self.without, len(window.ranks))
-                self.watch.bad(step, facts, first_step=self.begin).facts = facts
+
+    def _meet(self, ranks: Int64) -> None:
+        """Makes room for ranks that were not there before."""
+        every = np.union1d(self.known, ranks)
+        if len(every) == len(self.known):
+            return
+        places = np.searchsorted(every, self.known)
+        for name in ("with_gradients", "without", "begin"):
+            kept = np.zeros(len(every), np.int64)
+            kept[places] = getattr(self, name)
+            setattr(self, name, kept)
+        self.known = every
 
     def finding(self, episode: Episode[Gone]) -> Finding:
         """What is reported of an episode."""
         facts, step = episode.facts, episode.first_step
+        who = ranks(facts.ranks)
+        of = "" if facts.all else f" of {who}"
         return episode.finding(
             kind="update.missing",
             key="without gradients",
             severity="critical",
-            title=f"No parameter has had a gradient since step {step}: the optimizer steps in vain",
+            title=f"No parameter{of} has had a gradient since step {step}: the optimizer steps in "
+            "vain",
+            ranks=() if facts.all else facts.ranks,
             stage="reduced_gradient",
-            cause=(
+            cause=sentences(
                 f"At {count(facts.samples, 'sampled step')} in a row no parameter"
-                f"{if_several(facts.world, 'of any rank')} had a gradient when the optimizer "
-                "stepped, and none was moved, though losses were computed. Gradients were kept "
-                "elsewhere (FSDP that is told not to reduce keeps partial sums of its own and sets "
-                "no `grad`; `no_sync` that was never left), were set to None before the step, or "
-                "`backward` is not called any more."
+                f"{if_several(facts.world, 'of any rank') if facts.all else of} had a gradient "
+                "when the optimizer stepped, and none was moved, though losses were computed.",
+                "Gradients were kept elsewhere (FSDP that is told not to reduce keeps partial sums "
+                "of its own and sets no `grad`; `no_sync` that was never left), were set to None "
+                "before the step, or `backward` is not called any more."
+                if facts.all
+                else f"The other ranks train on. What {who} {agree(len(facts.ranks), 'holds')} (a "
+                "stage of a pipeline, a shard, experts) does not call `backward` any more with "
+                "what it receives, has set its gradients to None before the step, or is cut off "
+                "from the loss (`detach`, `no_grad`).",
             ),
             remedy=(
                 f"Look at what changes at step {step}: `set_requires_gradient_sync` or "

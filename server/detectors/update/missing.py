@@ -144,8 +144,8 @@ class UpdateMissing(Detector[MissingState]):
         after steps that came, the same when none has ended for 30 s and 10 times the longest of
         them, and so are 512 forward passes of training without a backward pass. And
         32 sampled steps of an optimizer none of whose parameters has had a gradient yet, all of
-        them as they were at first; and (key `without gradients`) 8 in a row at which none had one
-        and none moved, after 8 with gradients.
+        them as they were at first; and (key `without gradients`) 8 in a row of a rank at which
+        none had one and none moved, after 8 with gradients.
 
     Severity:
         Critical where nothing moves or has a gradient, or no step is made at all (info where the

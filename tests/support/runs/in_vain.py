@@ -8,23 +8,31 @@ from tests.support.runs.traces import Trace
 
 
 def without_gradients(
-    seed: int, *, at: int = 40, until: int = 120, moves: float = 0.0, steps: int = 120
+    seed: int,
+    *,
+    at: int = 40,
+    until: int = 120,
+    moves: float = 0.0,
+    rank: int = -1,
+    steps: int = 120,
 ) -> Trace:
     """Two ranks none of whose parameters has a gradient from one step until another.
 
     Args:
         moves: what the steps change all the same, over the parameters.
+        rank: the only one to which that happens; -1 for both.
     """
     random = np.random.default_rng(seed)
     shape, gone = (2, steps), (np.arange(steps) >= at) & (np.arange(steps) < until)
     updates = 1e-3 * np.exp(0.1 * random.standard_normal(shape))
-    updates[:, gone] = moves
+    who = np.arange(2) == rank if rank >= 0 else np.ones(2, dtype=bool)
+    updates[np.ix_(who, gone)] = moves
     series = {
         "loss": 1 + 0.05 * random.standard_normal(shape),
         "grad_norm": np.exp(0.2 * random.standard_normal(shape)),
         "update_ratio": updates,
     }
-    present = {"grad_norm": np.tile(~gone, (2, 1))}
+    present = {"grad_norm": ~(who[:, None] & gone)}
     return Trace("without gradients", seed, np.arange(steps), series, present)
 
 
