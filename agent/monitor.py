@@ -309,14 +309,12 @@ class Monitor:
         self._around.report()
         self._records.event(Event(step=before, kind="stalled", text=place, data=data))
 
-    def _report_unstepped(self, least: int, seconds: float = 0.0) -> None:
+    def _report_unstepped(self, least: int, seconds: float) -> None:
         """Reports a step of many passes, `least` or more, that does not come.
 
         Args:
-            seconds: since the step before; 0 at the end, where only a first step is waited for.
+            seconds: since the step before.
         """
-        if self._count.step != self._first_step and not seconds:
-            return
         passes, thrown_away = self._passes_without_step()
         forwards = self._passes_seen - self._passes_before
         if max(passes, forwards) >= max(least, 2 * self._unstepped):
@@ -468,7 +466,7 @@ class Monitor:
         with self._bookkeeping:
             # Of a process that fails it is why there was no step.
             if state == "finished":
-                self._report_unstepped(_PASSES_AT_END)
+                self._report_unstepped(_PASSES_AT_END, time.monotonic() - self._stood[1])
         last = self._count.step - 1
         with self._bookkeeping:
             if last > self._reported and self._schedule.is_made:

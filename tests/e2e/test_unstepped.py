@@ -39,6 +39,15 @@ def test_a_job_that_ended_without_a_step_is_no_silent_pass(service, tmp_path):
     assert service.get(f"/runs/{run}/verdict")["verdict"] == "fail"
 
 
+def test_a_job_that_ended_long_after_its_last_step_is_no_silent_pass(service, tmp_path):
+    run, job = started(service, tmp_path, "no more")
+    with job:
+        eventually(lambda: service.run(run), timeout_s=60)
+        (alert,) = eventually(lambda: service.alerts(run), timeout_s=60)
+    assert (alert["kind"], alert["severity"]) == ("update.missing", "critical")
+    assert alert["title"] == "No optimizer step has ended since step 39 in 60 backward passes"
+
+
 def test_a_loop_that_changes_the_parameters_itself_is_no_fault(service, tmp_path):
     run, job = started(service, tmp_path, "by hand")
     with job:

@@ -36,7 +36,7 @@ _FROZEN = "parameters.frozen"
 # Times that what was frozen has been trained again, after which another time says nothing.
 _SWITCHES = 2
 _UNSTEPPED, _MOVED = "unstepped", "parameters.moved"
-_DURATION = "step_seconds"
+_DURATION, _PASSES = "step_seconds", "micro_steps"
 _MAX_NAMES = 500
 
 
@@ -59,6 +59,9 @@ class MissingPolicy(Policy):
             them: what else a loop does in between (an evaluation, a checkpoint) is in that.
         without: seconds without a step, where that is longer; an evaluation that is not called one
             ends within it in trainings that are short.
+        in_vain: backward passes after the last step of a run that has ended, over all those that
+            came to a step, from which on they were meant to come to one, too: what else is computed
+            after a training (scores of inputs, a report) takes a fraction of it.
         forgotten: share of the trained tensors up to which those left out were probably forgotten;
             who trains a part of a model on purpose leaves out most of it.
     """
@@ -71,6 +74,7 @@ class MissingPolicy(Policy):
     accumulated: Observations = 512
     longest_steps: Times = 10.0
     without: Seconds = 30.0
+    in_vain: Share = 0.5
     forgotten: Share = 0.5
 
 
@@ -98,6 +102,7 @@ class MissingState:
             the last one, and those whose gradients were thrown away.
         moving: ranks whose parameters change although no step has ended.
         longest: longest step so far, seconds.
+        passes: most backward passes of a step.
     """
 
     judged: int = 0
@@ -123,6 +128,7 @@ class MissingState:
     unstepped: dict[int, Unstepped] = field(default_factory=dict)
     moving: set[int] = field(default_factory=set)
     longest: float = 0.0
+    passes: float = 1.0
     no_gradient: NoGradient = field(default_factory=NoGradient)
     without_gradients: WithoutGradients = field(default_factory=WithoutGradients)
 
@@ -142,7 +148,8 @@ class UpdateMissing(Detector[MissingState]):
         passes or more until their end, or 32 so far of which half were thrown away again
         (`zero_grad`), or 512 (accumulation takes less), reported when no step has ended for 10 s;
         after steps that came, the same when none has ended for 30 s and 10 times the longest of
-        them, and so are 512 forward passes of training without a backward pass. And
+        them, and so are 512 forward passes of training without a backward pass; or, once the run
+        has ended, half as many passes after its last step as came to one. And
         32 sampled steps of an optimizer none of whose parameters has had a gradient yet, all of
         them as they were at first; and (key `without gradients`) 8 in a row of a rank at which
         none had one and none moved, after 8 with gradients.
@@ -178,6 +185,7 @@ class UpdateMissing(Detector[MissingState]):
         "gradient_carried_outside",
         "update_ratio",
         _DURATION,
+        _PASSES,
     )
     effects = (
         Rule(
@@ -205,6 +213,9 @@ class UpdateMissing(Detector[MissingState]):
         if (durations := window.series.get(_DURATION)) is not None:
             took = durations.values[durations.present]
             state.longest = max(state.longest, float(np.nanmax(took, initial=0.0)))
+        if (passes := window.series.get(_PASSES)) is not None:
+            made = passes.values[passes.present]
+            state.passes = max(state.passes, float(np.nanmax(made, initial=0.0)))
         for column, step in enumerate(window.steps.tolist()):
             rates = rows["lr"].get(step)
             rate = float(np.nanmax(rates)) if rates is not None else None
@@ -283,6 +294,9 @@ class UpdateMissing(Detector[MissingState]):
                 continue
             one.ended = life.state != "running"
             if one.steps:
+                if one.ended and one.passes >= self.policy.in_vain * one.steps * state.passes:
+                    found[rank] = one
+                    continue
                 least = max(self.policy.without, self.policy.longest_steps * state.longest)
                 if one.seconds < least:
                     continue

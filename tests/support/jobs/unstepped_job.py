@@ -1,7 +1,7 @@
 """A loop without a step of the optimizer: `unstepped_job.py HOW`, one rank a process.
 
-HOW is "no step" (it calls `zero_grad` and `backward`, and is over soon), "no step yet" (the same,
-for ever), "by hand" (as the first, and it changes the parameters itself), "accumulates" (its first
+HOW is "no step" (it calls `zero_grad` and `backward`, and is over soon), "no more" (the same after
+40 steps), "no step yet" (as the first, for ever), "by hand" (as the first, and it changes the parameters itself), "accumulates" (its first
 step comes after 64 micro-batches, and takes 12 s), or "fails" (it raises before its first step).
 """
 
@@ -22,9 +22,7 @@ def main():
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = agent.attach(model, optimizer)
-    passes = {"no step": 30, "by hand": 30, "no step yet": 10**9, "accumulates": 128, "fails": 20}[
-        HOW
-    ]
+    passes = {"no step yet": 10**9, "no more": 100, "accumulates": 128, "fails": 20}.get(HOW, 30)
     for number in range(passes):
         generator = torch.Generator().manual_seed(number)
         x = torch.randn(16, 8, generator=generator)
@@ -38,6 +36,8 @@ def main():
             continue
         optimizer.zero_grad()
         loss.backward()
+        if HOW == "no more" and number < 40:
+            optimizer.step()
         if HOW == "by hand":
             for parameter in model.parameters():
                 parameter.data -= 0.1 * parameter.grad

@@ -15,15 +15,19 @@ def series(values):
     return Series(values, np.isfinite(values))
 
 
-def window(events, *, seconds=0.5, ranks=2, now=100.0, last=LAST, steps=True):
+def window(events, *, seconds=0.5, ranks=2, now=100.0, last=LAST, steps=True, micro=1, state=""):
     at = np.arange(last + 1) if steps else np.zeros(0, np.int64)
+    posted = {"step_seconds": seconds, "micro_steps": micro}
     return Window(
         world_size=ranks,
         ranks=np.arange(ranks),
         steps=at,
-        series={"step_seconds": series(np.full((ranks, len(at)), seconds))} if steps else {},
+        series={n: series(np.full((ranks, len(at)), float(v))) for n, v in posted.items() if steps},
         events=tuple(events),
-        liveness=tuple(RankLiveness(r, 0.0, now, last) for r in range(ranks)),
+        liveness=tuple(
+            RankLiveness(r, 0.0, now, last, **({"state": state} if state else {}))
+            for r in range(ranks)
+        ),
         begins=dict.fromkeys(range(ranks), (0,)),
         now=now,
         last_step=last,
@@ -68,6 +72,26 @@ def test_forward_passes_alone_are_a_warning_when_they_are_many():
     (finding,) = found([unstepped(0, passes=0, discarded=0, forwards=600)])
     assert finding.severity == "warning"
     assert "it may be an evaluation" in finding.cause
+
+
+@pytest.mark.parametrize("discarded", [99, 0])
+def test_a_run_that_ended_with_as_many_passes_in_vain(discarded):
+    short = unstepped(0, passes=100, discarded=discarded, seconds=3)
+    (finding,) = found([short], micro=4, state="finished")
+    assert (finding.severity, finding.first_step) == ("critical", LAST + 1)
+    assert (
+        finding.title
+        == "No optimizer step has ended since step 49 in 100 backward passes on rank 0"
+    )
+
+
+@pytest.mark.parametrize(
+    "more", [{"passes": 99}, {"state": ""}, {"micro": 8}], ids=["a report", "goes on", "many"]
+)
+def test_what_else_is_computed_at_the_end_is_not(more):
+    given = {"passes": 100, "micro": 4, "state": "finished"} | more
+    short = unstepped(0, passes=given.pop("passes"), discarded=0, seconds=3)
+    assert not found([short], **given)
 
 
 def test_it_is_over_with_the_next_step():
