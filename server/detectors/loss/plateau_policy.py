@@ -40,7 +40,7 @@ class PlateauPolicy(Policy):
             initialisation is overwritten: one step changes a tenth of it.
         rash: median of the most recent updates from which on they are too large; healthy medians
             reach 7e-3.
-        poor: share of the deviance explained, below which most is left to be learned.
+        poor: share of the deviance explained, below which much is left to be learned.
         worse: share below 0 from which on the answers are far worse than the best constant one:
             neither the noise of a model that is about to learn nor a fit to other samples of the
             same data makes the loss half as large again.
@@ -77,7 +77,7 @@ class PlateauPolicy(Policy):
     arriving: Sigmas = 0.5
     rash_begin: Share = 0.1
     rash: Share = 1e-2
-    poor: Share = 0.5
+    poor: Share = 0.75
     worse: Share = 0.5
     scale: Share = 0.5
     visits: Times = 4.0

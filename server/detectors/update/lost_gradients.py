@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -12,15 +14,20 @@ from rankscope.server.detectors.mechanisms.wording import (
     agree,
     count,
     if_several,
+    percent,
     ranks,
     sentences,
 )
+from rankscope.server.detectors.profiles import TURNS
 from rankscope.server.window import Int64, Window
 
 _UPDATE, _NORM = "update_ratio", "grad_norm"
 # Sampled steps with gradients, before, and without any, in a row: one or two may be steps whose
 # gradients were taken away on purpose.
 _BEFORE, _IN_A_ROW = 8, 8
+# Of the latest sampled steps, the share without gradients from which on a loop does it, and how
+# often it comes and goes: one stretch, or two, is another matter.
+_LATEST, _SHARE, _CHANGES = 32, 0.25, 6
 
 
 @dataclass(slots=True)
@@ -35,6 +42,63 @@ class Gone:
     def all(self) -> bool:
         """Whether no rank has a gradient."""
         return len(self.ranks) == self.world
+
+
+@dataclass(slots=True)
+class Some:
+    """Share of the latest steps at which no parameter had a gradient."""
+
+    share: float
+
+
+@dataclass(slots=True)
+class SomeSteps(Condition[Some]):
+    """Follows whether gradients are there at some steps only, again and again.
+
+    Attributes:
+        latest: steps, and whether no rank had a gradient.
+    """
+
+    latest: deque[tuple[int, bool]] = field(default_factory=lambda: deque(maxlen=_LATEST))
+    turns: bool = False
+    watch: Watch[Some] = field(default_factory=lambda: Watch(clear_after=_LATEST))
+
+    def take(self, step: int, *, without: bool) -> None:
+        """Takes the next sampled step."""
+        self.latest.append((step, without))
+        share = sum(gone for _, gone in self.latest) / _LATEST
+        full = len(self.latest) == _LATEST and not self.turns
+        changes = sum(a != b for (_, a), (_, b) in pairwise(self.latest))
+        if not full or share < _SHARE or changes < _CHANGES:
+            if full and share < _SHARE:
+                self.watch.good(step)
+            return
+        first = next(at for at, gone in self.latest if gone)
+        self.watch.bad(step, Some(share), first_step=first).facts.share = share
+
+    def finding(self, episode: Episode[Some]) -> Finding:
+        """What is reported of an episode."""
+        share = percent(episode.facts.share)
+        return episode.finding(
+            kind="update.missing",
+            key="some steps without gradients",
+            severity="warning",
+            title=f"At {share} of the steps no parameter has a gradient: the optimizer steps in "
+            "vain",
+            stage="reduced_gradient",
+            cause=(
+                f"Since step {episode.first_step} no parameter had a gradient at {share} of the "
+                "sampled steps when the optimizer stepped, and none was moved, though losses were "
+                "computed: that part of the batches is for nothing. Gradients were set to None "
+                "between `backward` and `step` (a `zero_grad` in the wrong place), or `backward` "
+                "is called at some steps only and `step` at all of them."
+            ),
+            remedy=(
+                "Call `zero_grad` right after `step`, or right before `backward`, and `step` only "
+                "where gradients have been computed: of an accumulation at every n-th micro-batch."
+            ),
+            evidence={"share": episode.facts.share},
+        )
 
 
 @dataclass(slots=True)
@@ -55,11 +119,13 @@ class WithoutGradients(Condition[Gone]):
     with_gradients: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     without: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     begin: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    some_steps: SomeSteps = field(default_factory=SomeSteps)
     watch: Watch[Gone] = field(default_factory=lambda: Watch(clear_after=_IN_A_ROW))
 
     def take(self, window: Window) -> None:
         """Goes through the steps at which it was seen how far the parameters moved."""
         updates, norms = window.series.get(_UPDATE), window.series.get(_NORM)
+        self.some_steps.turns |= any(event.kind == TURNS for event in window.events)
         if updates is None:
             return
         self._meet(window.ranks)
@@ -75,14 +141,20 @@ class WithoutGradients(Condition[Gone]):
             begun = rows[still & (self.without[rows] == 0)]
             self.begin[begun] = step
             self.without[rows[still]] += 1
+            self.some_steps.take(step, without=bool((still | ~sampled).all()))
             gone = (self.without >= _IN_A_ROW) & (self.with_gradients >= _BEFORE)
-            if gone.any():
+            # Samples every so many steps may all fall on those without.
+            if gone.any() and self.some_steps.watch.open(step) is None:
                 who = tuple(self.known[gone].tolist())
                 facts = Gone(int(self.without[gone].max()), who, len(self.known))
                 begin = int(self.begin[gone].min())
                 self.watch.bad(step, facts, first_step=begin).facts = facts
             else:
                 self.watch.good(step)
+
+    def findings(self, window: Window) -> list[Finding]:
+        """Those of a window, of all steps and of some."""
+        return Condition.findings(self, window) + self.some_steps.findings(window)
 
     def _meet(self, ranks: Int64) -> None:
         """Makes room for ranks that were not there before."""

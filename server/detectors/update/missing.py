@@ -152,7 +152,8 @@ class UpdateMissing(Detector[MissingState]):
         has ended, half as many passes after its last step as came to one. And
         32 sampled steps of an optimizer none of whose parameters has had a gradient yet, all of
         them as they were at first; and (key `without gradients`) 8 in a row of a rank at which
-        none had one and none moved, after 8 with gradients.
+        none had one and none moved, after 8 with gradients; or (key `some steps without
+        gradients`) a quarter of the last 32 and more, where optimizers do not step in turns.
 
     Severity:
         Critical where nothing moves or has a gradient, or no step is made at all (info where the

@@ -1,8 +1,9 @@
 """A loop without a step of the optimizer: `unstepped_job.py HOW`, one rank a process.
 
 HOW is "no step" (it calls `zero_grad` and `backward`, and is over soon), "no more" (the same after
-40 steps), "no step yet" (as the first, for ever), "by hand" (as the first, and it changes the parameters itself), "accumulates" (its first
-step comes after 64 micro-batches, and takes 12 s), or "fails" (it raises before its first step).
+40 steps), "no step yet" (as the first, for ever), "by hand" (as the first, and it changes the
+parameters itself), "accumulates" (its first step comes after 64 micro-batches, and takes 12 s), or
+"fails" (it raises before its first step).
 """
 
 import sys

@@ -14,6 +14,7 @@ def without_gradients(
     until: int = 120,
     moves: float = 0.0,
     rank: int = -1,
+    every: int = 1,
     steps: int = 120,
 ) -> Trace:
     """Two ranks none of whose parameters has a gradient from one step until another.
@@ -21,9 +22,11 @@ def without_gradients(
     Args:
         moves: what the steps change all the same, over the parameters.
         rank: the only one to which that happens; -1 for both.
+        every: it has one at every so many steps all the same; 1: at none.
     """
     random = np.random.default_rng(seed)
     shape, gone = (2, steps), (np.arange(steps) >= at) & (np.arange(steps) < until)
+    gone &= (np.arange(steps) % every != every - 1) | (every == 1)
     updates = 1e-3 * np.exp(0.1 * random.standard_normal(shape))
     who = np.arange(2) == rank if rank >= 0 else np.ones(2, dtype=bool)
     updates[np.ix_(who, gone)] = moves
