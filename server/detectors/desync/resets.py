@@ -21,6 +21,8 @@ class Reset:
         seen: the last step after which it was as it should be.
         how: `reset`, `set back` or `written in place`.
         before, after: steps that the state says it has taken; None where it does not.
+        again: how often it has changed since the last report, a few steps apart each; 0 for the
+            first time.
     """
 
     rank: int
@@ -29,6 +31,7 @@ class Reset:
     how: str
     before: float | None = None
     after: float | None = None
+    again: int = 0
 
     def __str__(self) -> str:
         counted = ""
@@ -77,6 +80,7 @@ class Resets:
                         str(data.get("how", "changed")),
                         _number(data.get("before")),
                         _number(data.get("after")),
+                        int(_number(data.get("again")) or 0),
                     )
                 )
 

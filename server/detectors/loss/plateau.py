@@ -69,6 +69,8 @@ class PlateauState:
     known: list[tuple[int, float]] = field(default_factory=list)
     block: list[tuple[int, float]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)  # means of blocks
+    path: float = 0.0  # all updates so far, up to the one at `moved_at`
+    moved_at: int = -1
     unclear: bool = False  # the losses scatter too much to show whether they have moved
     visits: Visits = field(default_factory=Visits)
     chance: Chance = field(default_factory=Chance)
@@ -104,16 +106,18 @@ class LossPlateau(Detector[PlateauState]):
         as with targets that are not scaled.
 
     Severity:
-        Info before 200 steps: jobs that try something out have targets at random. Then a warning
-        where the accuracy is low, updates are below 1e-5 of the parameters, the share of
-        the deviance says so, or the gradient has shrunk to less than a tenth of the first ten
-        norms; info once the model explains more than 0.05 (by 3 standard errors) or, where that is
-        not known, its accuracy has risen, of data of which it has seen each sample up to 4 times,
-        and nothing but the plateau was wrong; info where none of them is posted and the updates are
-        of usual size, and where the loss alone is that of guessing. Info for answers worse than a
-        constant one that lose a third of what they are above it in the second half of the run,
-        unless inputs are large (`input_rms` above 30) or targets are far larger than the outputs.
-        Losses that change their sign are surrogates and are not judged.
+        Info before 200 steps: jobs that try something out have targets at random; and while all
+        steps together come to less than 0.3 of the parameters, where the loss has fallen to what
+        frequencies give: these are learned first. Then a warning where the accuracy is low, updates
+        are below 1e-5 of the parameters, the share of the deviance says so, or the gradient has
+        shrunk to less than a tenth of the first ten norms; info once the model explains more than
+        0.05 (by 3 standard errors) or, where that is not known, its accuracy has risen, of data of
+        which it has seen each sample up to 4 times, and nothing but the plateau was wrong; info
+        where none of them is posted and the updates are of usual size, and where the loss alone is
+        that of guessing. Info for answers worse than a constant one that lose a third of what they
+        are above it in the second half of the run, unless inputs are large (`input_rms` above 30)
+        or targets are far larger than the outputs. Losses that change their sign are surrogates and
+        are not judged.
 
     Evidence:
         `first`, `last` (means of the loss), `gain`, `standard_error` (of `last`), and where they
@@ -162,7 +166,7 @@ class LossPlateau(Detector[PlateauState]):
         state.visits.lay(window)
         state.chance.take(window)
         for step, row in together(window, *self.needs, *self.wants):
-            self._remember(row, state)
+            self._remember(step, row, state)
             state.visits.pass_to(step)
             loss = row.get("loss", math.nan)
             if not math.isfinite(loss):
@@ -202,7 +206,7 @@ class LossPlateau(Detector[PlateauState]):
             if len(self._recent_shares(state)) >= self.policy.shares:
                 self._judge(step, state)
 
-    def _remember(self, row: dict[str, float], state: PlateauState) -> None:
+    def _remember(self, step: int, row: dict[str, float], state: PlateauState) -> None:
         if "lr" in row:
             state.rate = row["lr"]
             state.peak = max(state.peak, state.rate)
@@ -212,6 +216,8 @@ class LossPlateau(Detector[PlateauState]):
                 state.first_accuracies.append(row["accuracy"])
         if math.isfinite(row.get("update_ratio", math.nan)):
             state.updates.append(row["update_ratio"])
+            state.path += row["update_ratio"] * (step - state.moved_at)  # also of unsampled steps
+            state.moved_at = step
             if state.first_updates < BLOCK:
                 state.first_updates += 1
                 state.first_update = max(state.first_update, row["update_ratio"])
@@ -293,10 +299,10 @@ class LossPlateau(Detector[PlateauState]):
             nears=worse and self._nears(state),
             guessed=guessed,
             short=state.passed < policy.evidence,
+            path=state.path if state.updates else math.nan,
         )
-        if (
-            not facts.rash
-        ):  # that was wrong from the start, whatever the first steps seemed to learn
+        # What is rash was wrong from the start, whatever the first steps seemed to learn.
+        if not facts.rash:
             self._date(facts, state)
         since = facts.lost_at if facts.lost_at >= 0 else state.start_step
         state.watch.bad(step, facts, first_step=since).facts = facts

@@ -33,6 +33,7 @@ class Flat:
         nears: the answers are far worse than that, and become better.
         guessed: among how many answers guessing costs as much; 0 where that is not so.
         short: there are too few losses to be sure of more than that.
+        path: all steps so far together, relative to the parameters; NaN where it is not known.
         overcome: the model has begun to learn since, of data that it had not seen often.
     """
 
@@ -55,6 +56,7 @@ class Flat:
     nears: bool = False
     guessed: int = 0
     short: bool = False
+    path: float = math.nan
     overcome: bool = False
 
     @property
@@ -64,7 +66,7 @@ class Flat:
 
     def certain(self, policy: PlateauPolicy) -> bool:
         """Whether something beside the loss says that it should have moved."""
-        if self.short or self.unlearns(policy):
+        if self.short or self.unlearns(policy) or self.young(policy):
             return False
         # What guessing costs is no proof: a loss of another unit may be there by chance.
         if self.nothing or self.rash or self.worse or self.vanished(policy):
@@ -72,6 +74,12 @@ class Flat:
         if math.isnan(self.accuracy):
             return self.update < policy.small_update
         return self.accuracy <= policy.learned and not self.got_over(policy)
+
+    def young(self, policy: PlateauPolicy) -> bool:
+        """Whether the model has learned frequencies, and not moved far enough yet for more."""
+        wrong = self.rash or self.worse or self.lost_at >= 0 or self.vanished(policy)
+        begun = self.nothing and self.gain > policy.min_gain
+        return begun and not wrong and self.path < policy.young
 
     def vanished(self, policy: PlateauPolicy) -> bool:
         """Whether the loss is where it began, and the gradient that was there is gone."""

@@ -38,11 +38,13 @@ class UpdateReset(Detector[ResetState]):
     Statistic:
         What a rank sees of the state of one parameter: it is gone, its step counter has gone back,
         or it was written in place since the last step; and it was as it should be before the 8
-        steps before. Reports of several ranks within 16 steps are one event.
+        steps before. Reports of several ranks within 16 steps are one event. And (key `again`) at 8
+        further steps without 8 of the other sort between them.
 
     Severity:
         Info where all ranks report it: many trainings do so on purpose. Warning where some do and
-        the others do not, of ranks that have no replica to be compared with (a sharded optimizer).
+        the others do not, of ranks that have no replica to be compared with (a sharded optimizer),
+        and where it comes again and again after a time without.
 
     Evidence:
         `how` (`reset`, `set back`, `written in place`), `before` and `after` (steps that the state
@@ -71,7 +73,10 @@ class UpdateReset(Detector[ResetState]):
         everyone = {*window.ranks.tolist()}
         paired = {rank for members in window.classes if len(members) > 1 for rank in members}
         findings = []
-        for group in _events(state.resets.known):
+        again = [one for one in state.resets.known if one.again]
+        if again:
+            findings.append(_again_finding(again, state.resets.known, state.last_step))
+        for group in _events([one for one in state.resets.known if not one.again]):
             who = {one.rank for one in group}
             whole = bool(everyone) and everyone <= who
             # Whether the others report it, too, is certain a little later.
@@ -94,6 +99,37 @@ def _events(known: list[Reset]) -> list[list[Reset]]:
         else:
             found.append([one])
     return found
+
+
+def _again_finding(again: list[Reset], known: list[Reset], last_step: int) -> Finding:
+    """Of a state that never gets old any more."""
+    who = tuple(sorted({one.rank for one in again}))
+    # The report before the changes that are counted is of the first of them.
+    before = [r.step for r in known if r.rank in who and not r.again and r.step < again[0].step]
+    since = max(before, default=again[0].step)
+    how = again[0].how
+    seen = again[0].step
+    return Incident(
+        first_step=since, seen_step=seen, last_step=max(seen, last_step), clear_after=0
+    ).finding(
+        kind="update.reset",
+        key="again",
+        severity="warning",
+        title=f"The optimizer's state of {ranks(who)} is {how} again and again since step {since}",
+        ranks=who,
+        stage="optimizer_state",
+        cause=(
+            f"Since step {since} the optimizer's state of {ranks(who)} has been {how} every few "
+            "steps, and not before. Moments never become means over several batches: each step "
+            "follows its own batch, with the size of a first step (of Adam, the full learning "
+            "rate for every parameter, however small its gradient)."
+        ),
+        remedy=(
+            f"Look for what is done at nearly every step since step {since}: an optimizer that is "
+            "built in the loop, `state.clear()`, a `load_state_dict` of one and the same file."
+        ),
+        evidence={"how": how, "again": max(one.again for one in again)},
+    )
 
 
 def _finding(group: list[Reset], *, whole: bool) -> Finding:

@@ -54,10 +54,19 @@ def frozen_written(
     return _run("frozen", seed, of, events, config={"frozen_tensors": 4}, series=series)
 
 
-def state_changed(seed: int, *, at: int = 61, ranks: Sequence[int] = (0, 1, 2)) -> Trace:
-    """The optimizer's state of some ranks goes back; no two ranks hold the same."""
+def state_changed(
+    seed: int, *, at: int = 61, ranks: Sequence[int] = (0, 1, 2), again: int = 0
+) -> Trace:
+    """The optimizer's state of some ranks goes back; no two ranks hold the same.
+
+    Args:
+        again: a step at which it has done so eight times more.
+    """
     data = {"how": "set back", "seen": at - 1, "before": 61.0, "after": 30.0}
     events = [Occurrence(rank, at, "optimizer.state", "", data, 0.0) for rank in ranks]
+    if again:
+        data = {"how": "set back", "seen": again - 1, "again": 8}
+        events += [Occurrence(rank, again, "optimizer.state", "", data, 0.0) for rank in ranks]
     return _run("state", seed, 3, events)
 
 

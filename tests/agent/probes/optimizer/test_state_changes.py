@@ -85,6 +85,20 @@ def test_what_is_written_in_place():
     assert (step, data["how"]) == (AT, "written in place")
 
 
+@pytest.mark.parametrize(("every", "told"), [(1, 2), (2, 2), (20, 3)])
+def test_what_is_cleared_again_and_again_is_told_twice(every, told):
+    job = made()
+    for step in range(70):
+        if step >= AT and (step - AT) % every == 0:
+            job.optimizer.state.clear()
+        job.optimizer.zero_grad()
+        job.context.model(torch.ones(4, 3)).sum().backward()
+        job.optimizer.step()
+    job.close()
+    data = [data for _, kind, _, data in job.events if kind == EVENT]
+    assert [one.get("again") for one in data] == ([None, 8] if every < 20 else [None] * told)
+
+
 def test_what_is_cleared_before_each_step_is_the_trainers_way():
     job = made()
     for _ in range(30):
