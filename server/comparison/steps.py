@@ -27,6 +27,9 @@ COMPARED_SERIES = (
 )
 # What shows from `grad_norm` what the gradient's norm was before clipping.
 CLIPPING = ("grad_norm_preclip", "clip_coefficient")
+# Workers of a parameter server count what they push: their gradients, and so the norms of these,
+# are their own, and no reduction makes them equal.
+_PUSHES, _OWN = "pushes", "grad_norm"
 
 
 class Comparisons:
@@ -41,6 +44,7 @@ class Comparisons:
         self._shared_tensors = SharedTensors(replicas)
         self._frozen = Frozen(replicas)
         self._outside = Outside(replicas)
+        self._pushing: set[int] = set()
 
     def of(
         self,
@@ -63,6 +67,7 @@ class Comparisons:
         found: dict[tuple[int, str], Comparison] = {}
         # What is not the same everywhere, class by class.
         parts: dict[tuple[int, str], dict[int, Comparison]] = {}
+        series = self._without_pushed(series, ranks)
         for metric, stage, tolerance in COMPARED_SERIES:
             if metric in series:
                 of_metric: dict[tuple[int, str], Comparison] = {}
@@ -122,6 +127,16 @@ class Comparisons:
             written = self._outside.found(all_digests[OUTSIDE], changes, ranks, steps)
             found |= {k: c for k, c in written.items() if k not in found or found[k].equal}
         return self._shared_tensors.without_unknown(found)
+
+    def _without_pushed(self, series: Mapping[str, Series], ranks: Int64) -> Mapping[str, Series]:
+        """Without the norms of gradients that ranks push, and do not reduce."""
+        pushes, norms = series.get(_PUSHES), series.get(_OWN)
+        if pushes is not None:
+            self._pushing.update(ranks[pushes.present.any(axis=1)].tolist())
+        if norms is None or not self._pushing:
+            return series
+        own = np.isin(ranks, sorted(self._pushing))
+        return {**series, _OWN: Series(norms.values, norms.present & ~own[:, None])}
 
     def _attribute_to_clipping(
         self,
