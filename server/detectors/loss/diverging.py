@@ -17,6 +17,7 @@ from rankscope.server.detectors.loss.bad_start import ThrownUp
 from rankscope.server.detectors.loss.bottomless import Bottomless
 from rankscope.server.detectors.loss.diverging_findings import Diverging, explained
 from rankscope.server.detectors.loss.sign import LossSign
+from rankscope.server.detectors.mechanisms.disjoint_steps import Turns
 from rankscope.server.detectors.mechanisms.history import Companions, Phases
 from rankscope.server.detectors.mechanisms.leaps import Leaps
 from rankscope.server.detectors.mechanisms.series_by_step import mean_by_step
@@ -24,7 +25,6 @@ from rankscope.server.detectors.mechanisms.statistics import (
     BLOCK,
     Progress,
     Unmeasured,
-    mean_over_ranks,
     median_error,
     robust_sigma,
 )
@@ -98,6 +98,7 @@ class DivergingState:
     progress: Progress = field(default_factory=Progress)
     companions: Companions = field(default_factory=Companions)
     phases: Phases = field(default_factory=Phases)
+    turns: Turns = field(default_factory=Turns)
     leaps: Leaps = field(default_factory=Leaps)
     blocks: deque[_Block] = field(default_factory=lambda: deque(maxlen=_BLOCKS))
     values: deque[float] = field(default_factory=lambda: deque(maxlen=_BLOCKS * BLOCK))
@@ -181,10 +182,10 @@ class LossDiverging(Detector[DivergingState]):
         state.leaps.take(window)
         if (marks := window.series.get(MARK)) is not None:
             state.written.extend(window.steps[marks.present.any(axis=0)].tolist())
-        turns = [event.step for event in window.events if event.kind == TURNS]
-        if turns and state.game_since is None:
-            state.game_since = min(turns)
-        steps, means = mean_over_ranks(window, "loss")
+        played = [event.step for event in window.events if event.kind == TURNS]
+        if played and state.game_since is None:
+            state.game_since = min(played)
+        steps, means = state.turns.means(window, "loss")
         norms, shares = mean_by_step(window, "weight_norm"), mean_by_step(window, _WORTH)
         state.answers.lay(window)
         for step, value in zip(steps.tolist(), means.tolist(), strict=True):

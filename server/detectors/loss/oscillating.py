@@ -22,7 +22,6 @@ from rankscope.server.detectors.mechanisms.statistics import (
     lag_one,
     logarithm,
     mann_kendall,
-    mean_over_ranks,
     residual_maker,
     spectral_peak,
 )
@@ -225,11 +224,7 @@ class LossOscillating(Detector[OscillatingState]):
         state.companions.take(window)
         for metric, known in state.beside.items():
             known.update(mean_by_step(window, metric))
-        steps, means = mean_over_ranks(window, "loss")
-        rounds, rows, _ = state.turns.rows(window, "loss")
-        if state.turns.taken:
-            # Workers that alternate, each at its own level, are no swing.
-            steps, means = rounds, np.nanmean(rows, axis=1) if len(rows) else means[:0]
+        steps, means = state.turns.means(window, "loss")
         for step, value in zip(steps.tolist(), means.tolist(), strict=True):
             state.unmeasured.push(step, finite=math.isfinite(value))
             if not math.isfinite(value):

@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankscope.server.detectors.mechanisms.statistics import rank_rows
+from rankscope.server.detectors.mechanisms.statistics import mean_over_ranks, rank_rows
 from rankscope.server.window import Float64, Int64, Window
 
 # Steps of single ranks before they are taken for turns, and of each that several have in common: a
 # rank that alone logs at some steps, or reports a few late, takes none.
-_LEAST, _EACH = 32, 8
+_LEAST, _EACH = 32, 4
+# Values of one rank that a round waits for another's: workers that are ten times as slow as others
+# still take part.
+_PATIENCE = 16
 # Rounds that wait for it.
 _HELD = 64
 
@@ -84,11 +87,27 @@ class Turns:
         at_steps, values, numbers = zip(*found, strict=True)
         return np.array(at_steps, np.int64), np.stack(values), np.array(numbers, np.int64)
 
+    def means(self, window: Window, metric: str) -> tuple[Int64, Float64]:
+        """Steps, int64 [N], and the means over the ranks there, float64 [N]; rounds for turns.
+
+        Workers that alternate, each at its own level, would be a mean that jumps to and fro.
+        """
+        rounds, rows, _ = self.rows(window, metric)
+        if not self.taken:
+            return mean_over_ranks(window, metric)
+        there = np.isfinite(rows)
+        with np.errstate(invalid="ignore"):
+            sums, numbers = np.where(there, rows, 0.0).sum(axis=1), there.sum(axis=1)
+            means: Float64 = np.where(numbers > 0, sums / np.maximum(numbers, 1), np.nan)
+        return rounds, means
+
     def _alone(self, step: int, rank: int, value: float) -> None:
         total, count = self.waiting.get(rank, (0.0, 0))
         self.waiting[rank] = total + value, count + 1
         self.known.add(rank)
         self.alone += 1
+        if count + 1 >= _PATIENCE:
+            self.known = set(self.waiting)  # who has said nothing meanwhile has left
         if len(self.known) > 1 and self.waiting.keys() == self.known:
             self.rounds.append((step, {r: t / n for r, (t, n) in self.waiting.items()}))
             self.waiting.clear()
