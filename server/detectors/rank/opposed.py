@@ -43,6 +43,10 @@ _OPPOSED = -0.12
 # classes or inputs oppose each other before anything is learned of them (two halves of ten classes:
 # -0.3 to -0.7); contradictions show as the rest is learned.
 _FALLEN, _UNLIKE = 0.08, -0.15
+# Cosine in the beginning from which on the ranks have one task: data that contradict those of the
+# others never come to so much. Where it falls later, shards of a small data set are at what they
+# cannot have in common, or something has changed, which the loss shows by going up.
+_AGREED = 0.5
 # The power that a rank has against the others, over that of its gradient in the beginning: what is
 # left when a small data set has been learned is less.
 _MATERIAL = 0.05
@@ -264,6 +268,8 @@ class OpposedGradients(Condition[Opposed]):
             opposed &= against >= _KEEPS * -middle.products / middle.samples
             large = against >= _AS_LARGE * begin.squares / begin.samples
             opposed &= (lately <= _STANDS * max(way, 0.0)) | (large & (mean <= _FAR))
+            if self._since() == self.spacing.first:
+                opposed &= before < _AGREED
             opposed |= cancels
         if not opposed.any() or self._repeats():
             return None
