@@ -272,7 +272,8 @@ class LossPlateau(Detector[PlateauState]):
         accuracy = float(np.mean(state.accuracies)) if state.accuracies else math.nan
         guessed = self._guessed(last, state)
         if not (nothing or rash or worse or guessed):
-            if state.moved or self._learned(accuracy, state):
+            right = self._learned(accuracy, state) and not explained <= policy.most_explained
+            if state.moved or right:
                 self._begun(explained, shares, accuracy, state)
                 state.watch.good(step)
                 return

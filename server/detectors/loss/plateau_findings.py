@@ -73,7 +73,9 @@ class Flat:
             return not self.got_over(policy)
         if math.isnan(self.accuracy):
             return self.update < policy.small_update
-        return self.accuracy <= policy.learned and not self.got_over(policy)
+        # A high share of right answers is that of one class where nothing else is explained.
+        low = self.accuracy <= policy.learned or self.explained <= policy.most_explained
+        return low and not self.got_over(policy)
 
     def young(self, policy: PlateauPolicy) -> bool:
         """Whether the model has learned frequencies, and not moved far enough yet for more."""
@@ -234,13 +236,20 @@ def cause_and_remedy(facts: Flat, policy: PlateauPolicy) -> tuple[str, str]:
             "not scaled. Then try to memorise one batch: if that fails, it is the model or the "
             "rate; if it works, compare inputs and targets of some samples by eye.",
         )
+    timid = facts.update < policy.timid_update
+    other = facts.rate * 10 if timid else facts.rate / 10
     return (
         f"{moved} although steps change the parameters"
         f"{f' by {number(facts.update)} of their size' if math.isfinite(facts.update) else ''}. "
         "The targets do not belong to the inputs (shuffled separately), the gradient does not "
-        "reach the early layers (saturated or dead units), or the rate is so high that steps "
-        "overshoot.",
-        "Try to memorise one batch: if that fails, it is the model or the rate (try a tenth"
-        f"{f', {number(facts.rate / 10)}' if facts.rate > 0 else ''}); if it works, compare inputs "
+        "reach the early layers (saturated or dead units), or the rate is so "
+        + (
+            "low that nothing has come of it yet (1e-3 of the parameters a step is usual)."
+            if timid
+            else "high that steps overshoot."
+        ),
+        "Try to memorise one batch: if that fails, it is the model or the rate (try "
+        f"{'ten times' if timid else 'a tenth'}"
+        f"{f', {number(other)}' if facts.rate > 0 else ''}); if it works, compare inputs "
         "and targets of some samples by eye.",
     )

@@ -20,6 +20,8 @@ class PlateauPolicy(Policy):
             teach anything.
         small_update: update, relative to the parameters, with which nothing can be learned in
             hundreds of steps.
+        timid_update: median update below which a rate may be too low, and is not too high: a half
+            of what is usual.
         learned: accuracy above which something was learned, if not in this run.
         accuracy_gain: rise of the accuracy since the start up to which nothing was gained, or more
             where `gain_error` allows it.
@@ -68,6 +70,7 @@ class PlateauPolicy(Policy):
     min_gain: Share = 0.05
     rate: Share = 0.1
     small_update: Share = 1e-5
+    timid_update: Share = 5e-4
     learned: Share = 0.6
     accuracy_gain: Share = 0.05
     gain_error: Sigmas = 3.0

@@ -266,7 +266,8 @@ class ReductionWrong(Detector[ReductionState]):
             sudden = known_plain and not 0 <= factor < self.policy.sudden
             if streak.count >= self.policy.held or sudden:
                 fault.changed = state.plain >= self.policy.held
-                known = fault.changed or fault.divisor.known
+                # Less than what dividing by the ranks once more leaves is nobody's setting.
+                known = fault.changed or fault.divisor.known or 0 < factor < 1.0 / size
                 self._found(state, fault, first_step=streak.since, note=not known)
                 if known:
                     return
