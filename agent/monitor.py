@@ -466,7 +466,8 @@ class Monitor:
         with self._bookkeeping:
             # Of a process that fails it is why there was no step.
             if state == "finished":
-                self._report_unstepped(_PASSES_AT_END, time.monotonic() - self._stood[1])
+                stood = time.monotonic() - self._stood[1]
+                self._report_unstepped(_PASSES_AT_END, stood)
         last = self._count.step - 1
         with self._bookkeeping:
             if last > self._reported and self._schedule.is_made:

@@ -314,13 +314,13 @@ class TorchMonitor(Monitor):
             super()._report_stalled(phase)
 
     def _passes_without_step(self) -> tuple[int, int]:
-        # What is compiled into one graph steps unseen.
-        return (0, 0) if self._loss is None or self._unseen_reported else self._loss.passes_so_far()
+        # What is compiled into one graph steps unseen, and what is evaluated needs no step.
+        unasked = self._unseen_reported or not self._context.trains(self._model)
+        return (0, 0) if self._loss is None or unasked else self._loss.passes_so_far()
 
     def _forward_passes(self, *, asked: bool) -> int:
         if asked and not self.closed:
             self._forward_hook.count_from_now()
-        # Of an evaluation nothing is said: it ends no steps in the ordinary course of things.
         return self._forward_hook.calls if self._context.trains(self._model) else self._passes_seen
 
     def _owner_changed(self, optimizer: Any, first: bool) -> None:

@@ -29,7 +29,7 @@ COMPARED_SERIES = (
 CLIPPING = ("grad_norm_preclip", "clip_coefficient")
 # Workers of a parameter server count what they push: their gradients, and so the norms of these,
 # are their own, and no reduction makes them equal.
-_PUSHES, _OWN = "pushes", "grad_norm"
+PUSHED, _OWN = "pushes", "grad_norm"
 
 
 class Comparisons:
@@ -130,13 +130,15 @@ class Comparisons:
 
     def _without_pushed(self, series: Mapping[str, Series], ranks: Int64) -> Mapping[str, Series]:
         """Without the norms of gradients that ranks push, and do not reduce."""
-        pushes, norms = series.get(_PUSHES), series.get(_OWN)
+        pushes, norms = series.get(PUSHED), series.get(_OWN)
+        own = np.isin(ranks, list(self._pushing))[:, None]
         if pushes is not None:
+            # From the first one on, at all versions.
+            own = own | np.logical_or.accumulate(pushes.present, axis=1)
             self._pushing.update(ranks[pushes.present.any(axis=1)].tolist())
         if norms is None or not self._pushing:
             return series
-        own = np.isin(ranks, sorted(self._pushing))
-        return {**series, _OWN: Series(norms.values, norms.present & ~own[:, None])}
+        return {**series, _OWN: Series(norms.values, norms.present & ~own)}
 
     def _attribute_to_clipping(
         self,

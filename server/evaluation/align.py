@@ -29,7 +29,7 @@ from rankscope.server.comparison.local_gradients import Found, LocalGradients
 from rankscope.server.comparison.outside import STAGE as OUTSIDE
 from rankscope.server.comparison.parts import find_parts, same_at_first
 from rankscope.server.comparison.replicas import REPLICATED, Replicas
-from rankscope.server.comparison.steps import CLIPPING, COMPARED_SERIES, Comparisons
+from rankscope.server.comparison.steps import CLIPPING, COMPARED_SERIES, PUSHED, Comparisons
 from rankscope.server.detectors.push.applied import SERIES as PUSHES
 from rankscope.server.evaluation.judged_until import judged_until, reported_until
 from rankscope.server.evaluation.pending import Pending, PendingLayers, superseded_from
@@ -106,7 +106,7 @@ class Aligner:
 
     def __init__(self, metrics: Collection[str]) -> None:
         compared = {name for name, _, _ in COMPARED_SERIES}
-        self.metrics = frozenset(metrics) | compared | {*CLIPPING}
+        self.metrics = frozenset(metrics) | compared | {*CLIPPING, PUSHED}
         self.stages = frozenset((*REPLICATED, *WATCHED_DIGESTS, "local_gradient", AVERAGE))
         self._wanted = frozenset(metrics)
         self.last_step = -1

@@ -18,7 +18,7 @@ _STEADY = 8
 _MOST_TOLD = 8
 # Changes without such steps between them, after the first report, that make a habit of it.
 _AGAIN = 8
-_COUNTER = "step"
+_COUNTER, _WRITTEN = "step", "written in place"
 
 
 @dataclass(slots=True)
@@ -41,8 +41,9 @@ class StateChanges(Probe):
     It is gone (cleared, or another optimizer steps in place of the one before), its step counter
     has gone back (an older state was loaded), or it was written in place. The state of one
     parameter stands for all. Reported where it was as it should be before the 8 steps seen last,
-    eight times at most; the next 16 steps are sampled then. And once more, with their number as
-    `again`, where after the first such report it changes at eight steps without being so.
+    eight times at most; the next 16 steps are sampled then. One of these reports says, with their
+    number as `again`, that after the one before it was reset or set back at eight steps without
+    being so between them.
 
     Costs 10 to 20 microseconds a step (tier `basic`), where the step before or after is sampled.
     """
@@ -69,7 +70,9 @@ class StateChanges(Probe):
             self._steady += 1
             return
         steady, self._steady = self._steady, 0
-        self._again = self._again + 1 if steady < _STEADY else 0
+        # What is written in place may be averaged over the ranks: moments stay means.
+        grows_old = steady >= _STEADY or how == _WRITTEN
+        self._again = 0 if grows_old else self._again + 1
         is_habit = self._again == _AGAIN and self._told > 0
         if (steady < _STEADY and not is_habit) or self._told >= _MOST_TOLD:
             return
@@ -112,7 +115,7 @@ def _change(seen: _Seen, own: Any, *, same: bool) -> tuple[str, float | None]:
     if same:
         for key, (tensor, version) in seen.held.items():
             if own.get(key) is tensor and tensor._version != version:
-                return "written in place", count
+                return _WRITTEN, count
     return "", count
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.desync.recovery import shown
@@ -11,9 +11,13 @@ from rankscope.server.detectors.mechanisms.incident import Incident
 from rankscope.server.detectors.mechanisms.wording import count
 
 # Rounds within the same groups, none of which was one of all. Averages in two stages (first on a
-# node, then between nodes: hierarchical local SGD, Lin et al. 2020) have up to eight of the inner
+# node, then between nodes: hierarchical local SGD, Lin et al. 2020) have up to sixteen of the inner
 # ones for one of the outer.
-_ROUNDS = 9
+_ROUNDS = 17
+# Times as many inner rounds as came before an average of all, once there was one.
+_LONGER = 2
+# Steps without what it takes to see it, after which it is over.
+_CLEAR = 8
 
 
 @dataclass(slots=True)
@@ -22,52 +26,67 @@ class AveragedInGroups:
 
     Attributes:
         groups: those of the newest rounds.
-        rounds: how many there were, without one at which the ranks became equal in another way.
+        rounds: how many were seen, without one at which the ranks became equal in another way.
+        needed: rounds that show it.
     """
 
     groups: tuple[tuple[int, ...], ...] = ()
     rounds: int = 0
-    _interval: int = 1
+    needed: int = _ROUNDS
     _incident: Incident | None = None
+    _ended: list[Finding] = field(default_factory=list)
 
     def take(self, step: int, facts: VersionFacts) -> None:
         """Takes what digests say of one step."""
-        if facts.joined or facts.outside or (facts.groups and facts.groups != self.groups):
-            self.groups, self.rounds, self._incident = facts.groups, 0, None
+        joined = facts.joined or (facts.lags is not None and not any(facts.lags.values()))
+        if joined or facts.outside or (facts.groups and facts.groups != self.groups):
+            self._end(step)
+            if joined and self.rounds:
+                self.needed = max(self.needed, _LONGER * self.rounds)
+            self.groups, self.rounds = facts.groups, 0
         if not facts.groups:
             return
         self.rounds += 1
         if self._incident is None:
             self._incident = Incident(
-                first_step=step, seen_step=step, last_step=step, clear_after=0
+                first_step=step, seen_step=step, last_step=step, clear_after=_CLEAR
             )
-        incident = self._incident
-        if step > incident.last_step:
-            self._interval = step - incident.last_step
-        incident.last_step = step
-        incident.clear_after = 2 * self._interval
-        if self.rounds <= _ROUNDS:
-            incident.seen_step = step
+        self._incident.last_step = step
+        if self.rounds <= self.needed:
+            self._incident.seen_step = step
 
-    def finding(self) -> Finding | None:
-        """What is to be reported while it lasts."""
-        if self._incident is None or self.rounds < _ROUNDS:
-            return None
+    def findings(self, last_step: int) -> tuple[list[Finding], bool]:
+        """What is to be reported up to a step, and whether it stands then.
+
+        Until something makes them equal ranks in groups stay so, whether it was sampled or not.
+        """
+        found, self._ended = self._ended, []
+        if self._incident is None or self.rounds < self.needed:
+            return found, False
+        self._incident.last_step = max(self._incident.last_step, last_step)
+        return [*found, self._finding(self._incident)], True
+
+    def _end(self, step: int) -> None:
+        incident, self._incident = self._incident, None
+        if incident is not None and self.rounds >= self.needed:
+            incident.last_step = max(incident.last_step, step - 1)
+            self._ended.append(self._finding(incident))
+
+    def _finding(self, incident: Incident) -> Finding:
         groups = shown(self.groups)
-        return self._incident.finding(
+        return incident.finding(
             kind="desync.parameters",
             key="in groups",
             severity="critical",
-            title=f"The ranks are averaged only inside {groups}, never all together",
+            title=f"The ranks are averaged only inside {groups}, and not all together",
             ranks=tuple(sorted(rank for group in self.groups for rank in group)),
             stage="outside_optimizer",
             cause=(
-                f"Every rank trains for itself. At {count(self.rounds, 'round')}, "
-                f"{count(self._interval, 'step')} apart, the ranks inside {groups} came to hold "
-                "the same parameters, and at none of them two of different groups did. Each group "
-                "trains a model of its own, on its part of the data: the average went through a "
-                "process group that holds a part of the ranks (that of a node, or of another "
-                "dimension of the mesh)."
+                f"Every rank trains for itself. At {count(self.rounds, 'round')} that were seen, "
+                f"the ranks inside {groups} came to hold the same parameters, and at none of them "
+                "two of different groups did. Each group trains a model of its own, on its part of "
+                "the data: the average went through a process group that holds a part of the ranks "
+                "(that of a node, or of another dimension of the mesh)."
             ),
             remedy=(
                 "Look at the `group` of the collective that averages: None for all ranks, or a "

@@ -177,11 +177,13 @@ class Desync(Detector[DesyncState]):
         state.given.take(window)
         state.last_step = max(state.last_step, window.last_step)
         incident = state.incident
-        in_part = [f for f in (state.left_out.finding(), state.in_groups.finding()) if f]
-        findings += in_part
+        left_out = state.left_out.finding()
+        findings += [left_out] if left_out is not None else []
+        in_groups, stands = state.in_groups.findings(window.last_step)
+        findings += in_groups
         if incident is not None:
             incident.learn(window)
-            incident.in_part = bool(in_part)
+            incident.in_part = stands or left_out is not None
             if not incident.agreeing:
                 incident.stands(window.last_step, window.liveness)
             met_before = bool(state.returns or state.period) or state.workers is not None

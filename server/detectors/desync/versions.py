@@ -124,10 +124,13 @@ def _before_alone(held: dict[int, int], changes: dict[int, int]) -> VersionFacts
     """What is known before a step after which nobody has sampled."""
     if len(held) < 2 or not held.keys() <= changes.keys():
         return VersionFacts()
-    before = {(digest + changes[rank]) % 2**64 for rank, digest in held.items()}
+    before = {rank: (digest + changes[rank]) % 2**64 for rank, digest in held.items()}
     differed = len(set(held.values())) > 1
     nobody = not any(changes[rank] for rank in held)
-    return VersionFacts(differed and len(before) == 1, between=True, nobody=nobody)
+    alone = len(held) > 2 and len(set(held.values())) == len(held)
+    joined = differed and len(set(before.values())) == 1
+    groups = _groups(before) if alone else ()
+    return VersionFacts(joined, groups=groups, between=True, nobody=nobody)
 
 
 def _digests_at(window: Window, name: str, step: int, members: Sequence[int]) -> dict[int, int]:

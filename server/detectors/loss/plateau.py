@@ -20,6 +20,7 @@ from rankscope.server.detectors.loss.plateau_policy import PlateauPolicy
 from rankscope.server.detectors.loss.plateau_short import answers_nothing
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
 from rankscope.server.detectors.mechanisms.epochs_seen import Visits
+from rankscope.server.detectors.mechanisms.path import Path
 from rankscope.server.detectors.mechanisms.series_by_step import median, noise_of_mean, together
 from rankscope.server.detectors.mechanisms.statistics import BLOCK, mann_kendall, robust_sigma
 from rankscope.server.detectors.mechanisms.waiting import too_few
@@ -69,8 +70,7 @@ class PlateauState:
     known: list[tuple[int, float]] = field(default_factory=list)
     block: list[tuple[int, float]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)  # means of blocks
-    path: float = 0.0  # all updates so far, up to the one at `moved_at`
-    moved_at: int = -1
+    path: Path = field(default_factory=Path)
     unclear: bool = False  # the losses scatter too much to show whether they have moved
     visits: Visits = field(default_factory=Visits)
     chance: Chance = field(default_factory=Chance)
@@ -216,8 +216,7 @@ class LossPlateau(Detector[PlateauState]):
                 state.first_accuracies.append(row["accuracy"])
         if math.isfinite(row.get("update_ratio", math.nan)):
             state.updates.append(row["update_ratio"])
-            state.path += row["update_ratio"] * (step - state.moved_at)  # also of unsampled steps
-            state.moved_at = step
+            state.path.push(step, row["update_ratio"])
             if state.first_updates < BLOCK:
                 state.first_updates += 1
                 state.first_update = max(state.first_update, row["update_ratio"])
@@ -272,8 +271,8 @@ class LossPlateau(Detector[PlateauState]):
         accuracy = float(np.mean(state.accuracies)) if state.accuracies else math.nan
         guessed = self._guessed(last, state)
         if not (nothing or rash or worse or guessed):
-            right = self._learned(accuracy, state) and not explained <= policy.most_explained
-            if state.moved or right:
+            known = not explained <= policy.most_explained
+            if state.moved or (known and self._learned(accuracy, state)):
                 self._begun(explained, shares, accuracy, state)
                 state.watch.good(step)
                 return
@@ -300,7 +299,8 @@ class LossPlateau(Detector[PlateauState]):
             nears=worse and self._nears(state),
             guessed=guessed,
             short=state.passed < policy.evidence,
-            path=state.path if state.updates else math.nan,
+            path=state.path.length if state.updates else math.nan,
+            steps=state.passed,
         )
         # What is rash was wrong from the start, whatever the first steps seemed to learn.
         if not facts.rash:
@@ -400,10 +400,9 @@ class LossPlateau(Detector[PlateauState]):
 
     def _worse(self, shares: list[float], state: PlateauState) -> bool:
         """Whether the answers are beyond doubt far worse than one that is always the same."""
-        if len(shares) < self.policy.shares or state.turns:
-            return False
         error = self.policy.gain_error * noise_of_mean(shares)
-        return float(np.mean(shares)) + error < -self.policy.worse
+        known = len(shares) >= self.policy.shares and not state.turns
+        return known and float(np.mean(shares)) + error < -self.policy.worse
 
     def _nears(self, state: PlateauState) -> bool:
         """Whether answers worse than a constant one come closer to that."""

@@ -34,6 +34,7 @@ class Flat:
         guessed: among how many answers guessing costs as much; 0 where that is not so.
         short: there are too few losses to be sure of more than that.
         path: all steps so far together, relative to the parameters; NaN where it is not known.
+        steps: how many losses there were.
         overcome: the model has begun to learn since, of data that it had not seen often.
     """
 
@@ -57,6 +58,7 @@ class Flat:
     guessed: int = 0
     short: bool = False
     path: float = math.nan
+    steps: int = 0
     overcome: bool = False
 
     @property
@@ -80,6 +82,7 @@ class Flat:
     def young(self, policy: PlateauPolicy) -> bool:
         """Whether the model has learned frequencies, and not moved far enough yet for more."""
         wrong = self.rash or self.worse or self.lost_at >= 0 or self.vanished(policy)
+        wrong |= self.update < policy.small_update or self.steps > policy.grown
         begun = self.nothing and self.gain > policy.min_gain
         return begun and not wrong and self.path < policy.young
 

@@ -61,6 +61,8 @@ class PlateauPolicy(Policy):
         young: share of the parameters that all steps so far come to together, below which a model
             may have learned the frequencies of its targets and no more: transformers of the drawn
             lab that do so have come to 0.13 to 0.22 then, other models to 0.5 and more.
+        grown: losses after which a model is no longer young, however little it has moved: five
+            times as many as show that it stands.
         vanished: median of the most recent gradient norms, as a share of the first ones, below
             which the gradient is gone though nothing was learned: that of noise alone stays.
     """
@@ -91,4 +93,5 @@ class PlateauPolicy(Policy):
     nearing: Share = 1 / 3
     guessed: Share = 0.1
     young: Share = 0.3
+    grown: Observations = 1000
     vanished: Share = 0.1

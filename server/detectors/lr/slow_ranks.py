@@ -9,12 +9,15 @@ import numpy as np
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.mechanisms.episode import Condition, Episode, Watch
 from rankscope.server.detectors.mechanisms.wording import agree, number, ranks
-from rankscope.server.window import Bool, Float64, Int64, Window
+from rankscope.server.window import Bool, Float64, Int64, Series, Window
 
 _UPDATE, _RATE = "update_ratio", "lr"
-# Of the other ranks' rate and update, below which a rank hardly trains beside them: rates that are
-# graded layer by layer (0.75 to 0.95 from one to the next) come to a tenth over eight layers.
-_RATE_SHARE, _UPDATE_SHARE = 1 / 30, 1 / 30
+# Of the other ranks' rate and update, below which a rank hardly trains beside them. Rates that are
+# graded layer by layer (0.75 from one to the next) come to a thirtieth over twelve, and pretrained
+# layers have a hundredth of what the rest has.
+_RATE_SHARE, _UPDATE_SHARE = 1 / 300, 1 / 50
+# Steps after its last sample for which a rank counts as there: agents sample one in 256 at least.
+_LEFT = 512
 # Sampled updates in a row at which it is so: what lasts for so many is no warm-up of a part.
 _IN_A_ROW = 64
 
@@ -37,7 +40,7 @@ class SlowRanks(Condition[Hardly]):
     Attributes:
         known: ranks, ascending, int64 [R]; `rates`, `updates`: their latest, float64 [R].
         low: sampled updates in a row at which one was far below the others', int64 [R]; the first
-            of these was at `since`.
+            of these was at `since`; `latest`: the newest sample.
     """
 
     known: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
@@ -45,13 +48,15 @@ class SlowRanks(Condition[Hardly]):
     updates: Float64 = field(default_factory=lambda: np.empty(0))
     low: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     since: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    latest: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     watch: Watch[Hardly] = field(default_factory=lambda: Watch(clear_after=_IN_A_ROW))
 
     def take(self, window: Window) -> None:
         """Goes through the sampled updates of a window."""
-        updates, rates = window.series.get(_UPDATE), window.series.get(_RATE)
-        if updates is None or rates is None or len(window.ranks) < 2:
-            return
+        nothing = np.zeros((len(window.ranks), len(window.steps)))
+        updates, rates = (
+            window.series.get(name, Series(nothing, nothing > 0)) for name in (_UPDATE, _RATE)
+        )
         if not np.array_equal(self.known, window.ranks):
             self._meet(window.ranks)
         for column in np.flatnonzero((updates.present | rates.present).any(axis=0)).tolist():
@@ -63,13 +68,16 @@ class SlowRanks(Condition[Hardly]):
 
     def _judge(self, step: int, sampled: Bool) -> None:
         # Of two, the larger is the usual one.
-        usual_rate, usual_update = _upper_median(self.rates), _upper_median(self.updates)
+        self.latest[sampled] = step
+        there = step - self.latest <= _LEFT
+        usual_rate = _upper_median(self.rates[there])
+        usual_update = _upper_median(self.updates[there])
         low = sampled & (self.updates > 0) & (self.updates < _UPDATE_SHARE * usual_update)
         low &= self.rates < _RATE_SHARE * usual_rate
         self.since[low & (self.low == 0)] = step
         self.low[low] += 1
         self.low[sampled & ~low] = 0
-        found = self.low >= _IN_A_ROW
+        found = there & (self.low >= _IN_A_ROW)
         if not found.any():
             self.watch.good(step)
             return
@@ -87,7 +95,13 @@ class SlowRanks(Condition[Hardly]):
         places = np.searchsorted(self.known, here)
         places = np.minimum(places, max(len(self.known) - 1, 0))
         old = self.known[places] == here if len(self.known) else np.zeros(len(here), bool)
-        for name, empty in (("rates", np.nan), ("updates", np.nan), ("low", 0), ("since", 0)):
+        for name, empty in (
+            ("rates", np.nan),
+            ("updates", np.nan),
+            ("low", 0),
+            ("since", 0),
+            ("latest", 0),
+        ):
             held = getattr(self, name)
             made = np.full(len(here), empty, held.dtype)
             made[old] = held[places[old]]

@@ -14,6 +14,7 @@ from rankscope.server.detectors.lr.slow_ranks import SlowRanks
 from rankscope.server.detectors.lr.too_low_policy import LowPolicy
 from rankscope.server.detectors.mechanisms.configured import finite, parameter_groups
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.path import Path
 from rankscope.server.detectors.mechanisms.series_by_step import median, together
 from rankscope.server.detectors.mechanisms.statistics import Progress
 from rankscope.server.detectors.mechanisms.waiting import too_few
@@ -68,9 +69,7 @@ class LowState:
     progress: Progress = field(default_factory=Progress)
     first: list[float] = field(default_factory=list)
     updates: deque[float] = field(default_factory=lambda: deque(maxlen=20))
-    moved: float = 0.0  # sum of all updates so far, of how many steps, and the last of them
-    sampled: int = 0
-    moved_at: int = -1
+    path: Path = field(default_factory=Path)
     shares: deque[float] = field(default_factory=lambda: deque(maxlen=100))
     cosines: deque[float] = field(default_factory=lambda: deque(maxlen=100))
     recent_rates: deque[float] = field(default_factory=lambda: deque(maxlen=100))
@@ -108,7 +107,7 @@ class RateTooLow(Detector[LowState]):
         was falling (by more than 3 % of the progress made over the 60 before) and above a tenth of
         its start; 100 losses later less than an eighth of that has been gained. Steady decay is
         neither: it leaves the loss time to settle. Ranks (key `ranks`): at 64 sampled updates in a
-        row the rate of a rank is below a thirtieth of the others' median, and so is its update.
+        row the rate of a rank is below 1/300 of the others' median, and its update below 1/50.
 
     Severity:
         Warning; never more than info for losses that change their sign.
@@ -154,11 +153,7 @@ class RateTooLow(Detector[LowState]):
         for step, row in together(window, *self.needs, *self.wants):
             if math.isfinite(row.get("update_ratio", math.nan)):
                 state.updates.append(row["update_ratio"])
-                # Samples are dense at first: each stands for the steps since the one before.
-                steps = max(step - state.moved_at, 1) if state.moved_at >= 0 else 1
-                state.moved += row["update_ratio"] * steps
-                state.sampled += steps
-                state.moved_at = step
+                state.path.push(step, row["update_ratio"])
             if math.isfinite(row.get("accuracy", math.nan)):
                 state.accuracies.append(row["accuracy"])
             if math.isfinite(row.get("explained_deviance", math.nan)):
@@ -282,10 +277,11 @@ class RateTooLow(Detector[LowState]):
         to no more than that, either.
         """
         policy, seen = self.policy, state.progress.count
-        known = min(len(state.cosines), state.sampled)
+        known = min(len(state.cosines), state.path.steps)
         if seen < policy.soon or known < policy.updates:
             return None
-        path = state.moved / state.sampled * steps
+        mean = state.path.length / state.path.steps
+        path = mean * steps
         cosine = median(state.cosines)
         late = list(state.last)[-len(state.first) :]
         first, last = float(np.mean(state.first)), float(np.mean(late))
@@ -301,7 +297,7 @@ class RateTooLow(Detector[LowState]):
         known_already = gained > policy.whole_gain or explained > policy.timid_explained
         if known_already or median(state.accuracies) > policy.learned:
             return None
-        facts = Slow(state.peak, state.peak, state.moved / state.sampled, first, last, steps)
+        facts = Slow(state.peak, state.peak, mean, first, last, steps)
         facts.cosine, facts.explained = cosine, explained
         return facts
 

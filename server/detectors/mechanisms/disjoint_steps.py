@@ -34,6 +34,7 @@ class Turns:
         known: ranks that have reported any.
         rounds: step, and rank -> mean, of those that were not given out yet.
         last: step that was given out last.
+        turning: whether `means` has begun to give out rounds; it goes on so.
     """
 
     alone: int = 0
@@ -42,6 +43,7 @@ class Turns:
     known: set[int] = field(default_factory=set)
     rounds: list[tuple[int, dict[int, float]]] = field(default_factory=list)
     last: int = -1
+    turning: bool = False
 
     @property
     def taken(self) -> bool:
@@ -90,16 +92,36 @@ class Turns:
     def means(self, window: Window, metric: str) -> tuple[Int64, Float64]:
         """Steps, int64 [N], and the means over the ranks there, float64 [N]; rounds for turns.
 
-        Workers that alternate, each at its own level, would be a mean that jumps to and fro.
+        Workers that alternate, each at its own level, would be a mean that jumps to and fro. Not
+        finite where a value of a rank is not.
         """
-        rounds, rows, _ = self.rows(window, metric)
-        if not self.taken:
-            return mean_over_ranks(window, metric)
-        there = np.isfinite(rows)
-        with np.errstate(invalid="ignore"):
-            sums, numbers = np.where(there, rows, 0.0).sum(axis=1), there.sum(axis=1)
-            means: Float64 = np.where(numbers > 0, sums / np.maximum(numbers, 1), np.nan)
-        return rounds, means
+        steps, means = mean_over_ranks(window, metric)
+        if len(window.ranks) < 2 or not len(steps):
+            return steps, means
+        present = window.series[metric].present
+        posted = present[:, present.any(axis=0)]
+        counts = posted.sum(axis=0)
+        if not self.alone and (counts > 1).all():
+            self.common += len(steps)
+            return steps, means
+        found: list[tuple[int, float]] = []
+        for step, mean, row, number in zip(
+            steps.tolist(), means.tolist(), posted.argmax(axis=0).tolist(), counts, strict=True
+        ):
+            if number > 1:
+                self.common += 1
+                found.append((step, mean))
+                continue
+            self._alone(step, int(window.ranks[row]), mean)
+            self.turning |= self.taken
+            if not self.turning:
+                found.append((step, mean))
+            elif self.rounds:
+                values = list(self.rounds[-1][1].values())
+                found.append((step, sum(values) / len(values)))
+            self.rounds.clear()
+        at_steps, values_there = zip(*found, strict=True) if found else ((), ())
+        return np.array(at_steps, np.int64), np.array(values_there, np.float64)
 
     def _alone(self, step: int, rank: int, value: float) -> None:
         total, count = self.waiting.get(rank, (0.0, 0))
@@ -108,7 +130,8 @@ class Turns:
         self.alone += 1
         if count + 1 >= _PATIENCE:
             self.known = set(self.waiting)  # who has said nothing meanwhile has left
-        if len(self.known) > 1 and self.waiting.keys() == self.known:
+        enough = self.turning or len(self.known) > 1
+        if enough and self.waiting.keys() == self.known:
             self.rounds.append((step, {r: t / n for r, (t, n) in self.waiting.items()}))
             self.waiting.clear()
             del self.rounds[:-_HELD]

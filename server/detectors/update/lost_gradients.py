@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -28,6 +30,8 @@ _BEFORE, _IN_A_ROW = 8, 8
 # Of the latest sampled steps, the share without gradients from which on a loop does it, and how
 # often it comes and goes: one stretch, or two, is another matter.
 _LATEST, _SHARE, _CHANGES = 32, 0.25, 6
+# Steps after its last sample for which a rank counts as there: agents sample one in 256 at least.
+_LEFT = 512
 
 
 @dataclass(slots=True)
@@ -56,22 +60,23 @@ class SomeSteps(Condition[Some]):
     """Follows whether gradients are there at some steps only, again and again.
 
     Attributes:
-        latest: steps, and whether no rank had a gradient.
+        latest: steps at which all ranks were sampled, and whether none had a gradient.
+        turns_at: since when optimizers step in turns, each with gradients of its own.
     """
 
     latest: deque[tuple[int, bool]] = field(default_factory=lambda: deque(maxlen=_LATEST))
-    turns: bool = False
+    turns_at: float = math.inf
     watch: Watch[Some] = field(default_factory=lambda: Watch(clear_after=_LATEST))
 
     def take(self, step: int, *, without: bool) -> None:
         """Takes the next sampled step."""
         self.latest.append((step, without))
         share = sum(gone for _, gone in self.latest) / _LATEST
-        full = len(self.latest) == _LATEST and not self.turns
         changes = sum(a != b for (_, a), (_, b) in pairwise(self.latest))
-        if not full or share < _SHARE or changes < _CHANGES:
-            if full and share < _SHARE:
-                self.watch.good(step)
+        if step >= self.turns_at or share < _SHARE or changes < _CHANGES:
+            self.watch.good(step)
+            return
+        if len(self.latest) < _LATEST:
             return
         first = next(at for at, gone in self.latest if gone)
         self.watch.bad(step, Some(share), first_step=first).facts.share = share
@@ -112,24 +117,31 @@ class WithoutGradients(Condition[Gone]):
     Attributes:
         known: ranks, ascending, int64 [R].
         with_gradients: sampled steps of each at which it had some, int64 [R]; `without`: in a row,
-            at which it had none, since `begin`.
+            at which it had none, since `begin`; `latest`: the newest.
     """
 
     known: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     with_gradients: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     without: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     begin: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    latest: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     some_steps: SomeSteps = field(default_factory=SomeSteps)
     watch: Watch[Gone] = field(default_factory=lambda: Watch(clear_after=_IN_A_ROW))
 
-    def take(self, window: Window) -> None:
-        """Goes through the steps at which it was seen how far the parameters moved."""
+    def take(self, window: Window, frozen: Collection[int] = ()) -> None:
+        """Goes through the steps at which it was seen how far the parameters moved.
+
+        Args:
+            frozen: ranks whose parameters ask for no gradient any more.
+        """
         updates, norms = window.series.get(_UPDATE), window.series.get(_NORM)
-        self.some_steps.turns |= any(event.kind == TURNS for event in window.events)
+        turns = [event.step for event in window.events if event.kind == TURNS]
+        self.some_steps.turns_at = min([self.some_steps.turns_at, *turns])
         if updates is None:
             return
         self._meet(window.ranks)
         rows = np.searchsorted(self.known, window.ranks)
+        asked = ~np.isin(self.known, list(frozen))
         for column in np.flatnonzero(updates.present.any(axis=0)).tolist():
             step = int(window.steps[column])
             normed = norms.present[:, column] if norms is not None else np.zeros(len(rows), bool)
@@ -141,12 +153,16 @@ class WithoutGradients(Condition[Gone]):
             begun = rows[still & (self.without[rows] == 0)]
             self.begin[begun] = step
             self.without[rows[still]] += 1
-            self.some_steps.take(step, without=bool((still | ~sampled).all()))
-            gone = (self.without >= _IN_A_ROW) & (self.with_gradients >= _BEFORE)
+            self.latest[rows[sampled]] = step
+            # Who has not been sampled for so long has left.
+            there = step - self.latest <= _LEFT
+            if sampled.sum() == there.sum():
+                self.some_steps.take(step, without=bool(still.sum() == there.sum()))
+            gone = there & asked & (self.without >= _IN_A_ROW) & (self.with_gradients >= _BEFORE)
             # Samples every so many steps may all fall on those without.
             if gone.any() and self.some_steps.watch.open(step) is None:
                 who = tuple(self.known[gone].tolist())
-                facts = Gone(int(self.without[gone].max()), who, len(self.known))
+                facts = Gone(int(self.without[gone].max()), who, int(there.sum()))
                 begin = int(self.begin[gone].min())
                 self.watch.bad(step, facts, first_step=begin).facts = facts
             else:
@@ -162,7 +178,7 @@ class WithoutGradients(Condition[Gone]):
         if len(every) == len(self.known):
             return
         places = np.searchsorted(every, self.known)
-        for name in ("with_gradients", "without", "begin"):
+        for name in ("with_gradients", "without", "begin", "latest"):
             kept = np.zeros(len(every), np.int64)
             kept[places] = getattr(self, name)
             setattr(self, name, kept)

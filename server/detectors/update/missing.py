@@ -269,7 +269,8 @@ class UpdateMissing(Detector[MissingState]):
             findings.append(cut)
         if known is not None:
             findings.append(outside_finding(known, state.begun, max(window.last_step, state.begun)))
-        state.without_gradients.take(window)
+        frozen = state.frozen.open(window.last_step)
+        state.without_gradients.take(window, frozen.facts.by_rank if frozen is not None else ())
         findings += state.without_gradients.findings(window)
         return Outcome({"update.missing": _check(state)}, tuple(findings))
 
@@ -295,7 +296,9 @@ class UpdateMissing(Detector[MissingState]):
                 continue
             one.ended = life.state != "running"
             if one.steps:
-                if one.ended and one.passes >= self.policy.in_vain * one.steps * state.passes:
+                # More than a group that an accumulation had begun.
+                many = max(self.policy.in_vain * one.steps, 1) * state.passes
+                if life.state == "finished" and one.passes > many:
                     found[rank] = one
                     continue
                 least = max(self.policy.without, self.policy.longest_steps * state.longest)

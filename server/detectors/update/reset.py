@@ -103,12 +103,14 @@ def _events(known: list[Reset]) -> list[list[Reset]]:
 
 def _again_finding(again: list[Reset], known: list[Reset], last_step: int) -> Finding:
     """Of a state that never gets old any more."""
-    who = tuple(sorted({one.rank for one in again}))
+    first = min(again, key=lambda one: (one.step, one.rank))
+    whose = {one.rank for one in again}
+    who = tuple(sorted(whose))
     # The report before the changes that are counted is of the first of them.
-    before = [r.step for r in known if r.rank in who and not r.again and r.step < again[0].step]
-    since = max(before, default=again[0].step)
-    how = again[0].how
-    seen = again[0].step
+    before = [r.step for r in known if r.rank in whose and not r.again and r.step < first.step]
+    since = max(before, default=first.step)
+    how = first.how
+    seen = first.step
     return Incident(
         first_step=since, seen_step=seen, last_step=max(seen, last_step), clear_after=0
     ).finding(

@@ -222,8 +222,9 @@ def _stopped(found: Mapping[int, Unstepped], window: Window) -> Finding:
         ranks=who,
         stage="optimizer",
         cause=sentences(
-            f"For {seconds} s{where} the model has been run as in training ({made} at least), and "
-            "no step of an optimizer was seen: nothing is learnt any more.",
+            f"{f'For {seconds} s' if seconds else 'Since then'}{where} the model has been run as "
+            f"in training ({made} at least), and no step of an optimizer was seen: nothing is "
+            "learnt any more.",
             "Usual causes: a condition skips every step (a loss or gradient that is not finite), "
             "the loop has changed to another optimizer, or a loss scaler skips the steps.",
             ""

@@ -91,3 +91,16 @@ def test_one_that_stands_after_passes_without_a_step_counts_from_the_last_one(tm
         assert standing
         # To a tenth of a second.
         assert standing[0].data["seconds"] <= 2 * SHORT + 0.1
+
+
+@pytest.mark.parametrize(("training", "told"), [(True, [10]), (False, [])])
+def test_passes_after_the_last_step_are_told_at_the_end(tmp_path, training, told):
+    with Watching(tmp_path) as watching:
+        model, optimizer, monitor = trained(watching)
+        # Scores of inputs, or of parameters, are computed in evaluation mode.
+        model.train(training)
+        for _ in range(10):
+            optimizer.zero_grad()
+            model(torch.randn(4, FEATURES)).square().sum().backward()
+        monitor.close()
+        assert [event.data["passes"] for event in events(watching, "unstepped")] == told

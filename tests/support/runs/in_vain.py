@@ -15,6 +15,8 @@ def without_gradients(
     moves: float = 0.0,
     rank: int = -1,
     every: int = 1,
+    sampled_every: tuple[int, int] = (1, 1),
+    for_good: int = 10**9,
     steps: int = 120,
 ) -> Trace:
     """Two ranks none of whose parameters has a gradient from one step until another.
@@ -23,10 +25,12 @@ def without_gradients(
         moves: what the steps change all the same, over the parameters.
         rank: the only one to which that happens; -1 for both.
         every: it has one at every so many steps all the same; 1: at none.
+        sampled_every: steps from one sample of a rank to its next.
+        for_good: step from which on there is none whatever `every` says.
     """
     random = np.random.default_rng(seed)
     shape, gone = (2, steps), (np.arange(steps) >= at) & (np.arange(steps) < until)
-    gone &= (np.arange(steps) % every != every - 1) | (every == 1)
+    gone &= (np.arange(steps) % every != every - 1) | (every == 1) | (np.arange(steps) >= for_good)
     updates = 1e-3 * np.exp(0.1 * random.standard_normal(shape))
     who = np.arange(2) == rank if rank >= 0 else np.ones(2, dtype=bool)
     updates[np.ix_(who, gone)] = moves
@@ -35,7 +39,8 @@ def without_gradients(
         "grad_norm": np.exp(0.2 * random.standard_normal(shape)),
         "update_ratio": updates,
     }
-    present = {"grad_norm": ~(who[:, None] & gone)}
+    sampled = np.arange(steps) % np.array(sampled_every)[:, None] == 0
+    present = {"grad_norm": sampled & ~(who[:, None] & gone), "update_ratio": sampled}
     return Trace("without gradients", seed, np.arange(steps), series, present)
 
 

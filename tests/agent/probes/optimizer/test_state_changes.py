@@ -99,6 +99,19 @@ def test_what_is_cleared_again_and_again_is_told_twice(every, told):
     assert [one.get("again") for one in data] == ([None, 8] if every < 20 else [None] * told)
 
 
+def test_moments_that_are_averaged_again_and_again_are_no_habit():
+    job = made()
+    for step in range(70):
+        if step >= AT and step % 4 == 0:
+            zero(job)
+        job.optimizer.zero_grad()
+        job.context.model(torch.ones(4, 3)).sum().backward()
+        job.optimizer.step()
+    job.close()
+    data = [data for _, kind, _, data in job.events if kind == EVENT]
+    assert [(one["how"], one.get("again")) for one in data] == [("written in place", None)]
+
+
 def test_what_is_cleared_before_each_step_is_the_trainers_way():
     job = made()
     for _ in range(30):

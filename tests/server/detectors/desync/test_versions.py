@@ -164,15 +164,35 @@ def test_ranks_that_are_averaged_in_groups_only_are_named_with_these(groups, cut
     assert (alert.kind, alert.severity, alert.state) == ("desync.parameters", "critical", "open")
     assert (alert.first_step, alert.ranks) == (4, tuple(range(sum(map(len, groups)))))
     assert alert.evidence["groups"] == [list(group) for group in groups]
-    # The ninth round is the one before step 36.
-    assert alert.seen_step == 36
-    assert "At 19 rounds, 4 steps apart" in alert.cause
+    # The seventeenth round is the one before step 68.
+    assert alert.seen_step == 68
+    assert "At 19 rounds that were seen" in alert.cause
 
 
 @pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
-def test_averages_in_two_stages_are_well(cuts):
-    alerts, _ = serious(averaged_in_groups([([0, 1], [2, 3])], every=2, outer=8), cuts)
-    assert alerts == []
+@pytest.mark.parametrize("sampled_every", [2, 4])
+def test_it_stands_where_later_rounds_are_not_sampled(sampled_every, cuts):
+    job = averaged_in_groups([([0, 1], [2, 3])], every=2)
+    job.alone = True
+    job.unseen = {step for step in range(48, STEPS) if step % sampled_every}
+    [alert], _ = serious(job, cuts)
+    assert (alert.severity, alert.state, alert.first_step) == ("critical", "open", 2)
+
+
+@pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
+def test_samples_of_every_other_step_show_it(cuts):
+    job = averaged_in_groups([([0, 1], [2, 3])], every=2)
+    job.alone = True
+    job.unseen = {step for step in range(8, STEPS) if step % 2 == 0}
+    [alert], _ = serious(job, cuts)
+    assert "only inside (0 and 1) and (2 and 3)" in alert.title
+
+
+@pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
+@pytest.mark.parametrize("outer", [8, 16])
+def test_averages_in_two_stages_are_well(outer, cuts):
+    alerts, _ = serious(averaged_in_groups([([0, 1], [2, 3])], every=2, outer=outer), cuts)
+    assert [alert for alert in alerts if "only inside" in alert.title] == []
 
 
 @pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))

@@ -33,8 +33,9 @@ def found(rates, updates, cuts, *, present=None):
     [
         ((2e-5, 0.02), (4e-6, 3e-3), (0,)),
         ((0.02, 0.02, 2e-5, 0.02), (3e-3, 2e-3, 4e-6, 1e-3), (2,)),
-        # Rates that are graded from layer to layer.
-        ((2e-3, 0.02), (3e-4, 3e-3), ()),
+        # Rates that are graded from layer to layer, and of pretrained layers.
+        ((6e-4, 0.02), (3e-5, 3e-3), ()),
+        ((2e-4, 0.02), (3e-5, 3e-3), ()),
         # Steps that are small by large weights, at the same rate.
         ((0.02, 0.02), (4e-6, 3e-3), ()),
         # Another optimizer, of which another rate is usual.
@@ -63,6 +64,13 @@ def test_a_part_that_is_warmed_up_later(cuts):
     rates, updates = np.full((2, STEPS), 0.02), np.full((2, STEPS), 3e-3)
     rates[1, :50], updates[1, :50] = 2e-5, 3e-6
     assert found(rates, updates, cuts) == []
+
+
+@CUTS
+def test_a_rate_that_is_posted_once(cuts):
+    there = np.zeros((2, STEPS), bool)
+    there[:, 0] = True
+    assert found((2e-5, 0.02), (4e-6, 3e-3), cuts, present={"lr": there})[0].ranks == (0,)
 
 
 @CUTS

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from rankscope.server.detectors.loss.diverging import LossDiverging
 from rankscope.server.detectors.loss.oscillating import LossOscillating
+from rankscope.server.detectors.mechanisms.disjoint_steps import Turns
 from rankscope.server.detectors.rank.loss_outlier import RankLossOutlier
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace
@@ -66,3 +68,64 @@ def test_how_the_steps_are_cut_into_windows_makes_no_difference():
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_levels_of_their_own_are_no_swing_of_the_loss(seed):
     assert not found(odd=2, seed=seed, by=LossOscillating).alerts
+
+
+def means(posted, losses, cuts):
+    """Steps and means that come of losses, [R, N], where they are posted, [R, N]."""
+    ranks, steps = losses.shape
+    trace = Trace(
+        "turns",
+        0,
+        np.arange(steps),
+        {"loss": np.where(posted, losses, 0.0)},
+        present={"loss": posted},
+    )
+    turns, found = Turns(), []
+    for window in trace.windows(cuts):
+        found += zip(*(part.tolist() for part in turns.means(window, "loss")), strict=True)
+    return found
+
+
+CUTS = pytest.mark.parametrize(
+    "cuts", [(), range(0, STEPS, 20), range(STEPS)], ids=["one", "many", "each"]
+)
+
+
+def alternating(common_every=50):
+    posted = np.arange(2)[:, None] == np.arange(STEPS) % 2
+    posted[:, ::common_every] = True
+    return posted
+
+
+@CUTS
+def test_rounds_ascend_and_do_not_depend_on_windows(cuts):
+    losses = np.array([[1.0], [3.0]]) + np.zeros((2, STEPS))
+    found = means(alternating(), losses, cuts)
+    steps = [step for step, _ in found]
+    assert steps == sorted(set(steps))
+    assert found == means(alternating(), losses, ())
+    assert {mean for step, mean in found if step >= 50} == {2.0}
+
+
+@CUTS
+def test_a_value_that_is_not_finite_stays_so(cuts):
+    losses = np.ones((2, STEPS))
+    losses[1, 100:] = np.inf
+    found = means(alternating(), losses, cuts)
+    assert all(np.isfinite(mean) == (step < 100) for step, mean in found)
+
+
+@CUTS
+def test_the_one_that_is_left_goes_on(cuts):
+    posted = alternating()
+    posted[1, 200:] = False
+    found = means(posted, np.ones((2, STEPS)), cuts)
+    late = [step for step, _ in found if step >= 300]
+    assert len(late) == STEPS // 2 - 150
+
+
+@CUTS
+def test_workers_at_levels_of_their_own_do_not_diverge(cuts):
+    for seed in range(4):
+        result = found(odd=2, seed=seed, cuts=cuts, by=LossDiverging)
+        assert [alert for alert in result.alerts if alert.severity != "info"] == []

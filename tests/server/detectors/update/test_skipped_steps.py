@@ -76,20 +76,22 @@ def test_forward_passes_alone_are_a_warning_when_they_are_many():
 
 @pytest.mark.parametrize("discarded", [99, 0])
 def test_a_run_that_ended_with_as_many_passes_in_vain(discarded):
-    short = unstepped(0, passes=100, discarded=discarded, seconds=3)
+    short = unstepped(0, passes=101, discarded=discarded, seconds=3)
     (finding,) = found([short], micro=4, state="finished")
     assert (finding.severity, finding.first_step) == ("critical", LAST + 1)
     assert (
         finding.title
-        == "No optimizer step has ended since step 49 in 100 backward passes on rank 0"
+        == "No optimizer step has ended since step 49 in 101 backward passes on rank 0"
     )
 
 
 @pytest.mark.parametrize(
-    "more", [{"passes": 99}, {"state": ""}, {"micro": 8}], ids=["a report", "goes on", "many"]
+    "more",
+    [{"passes": 100}, {"state": ""}, {"state": "failed"}, {"micro": 8}],
+    ids=["a report", "goes on", "fails", "many"],
 )
 def test_what_else_is_computed_at_the_end_is_not(more):
-    given = {"passes": 100, "micro": 4, "state": "finished"} | more
+    given = {"passes": 101, "micro": 4, "state": "finished"} | more
     short = unstepped(0, passes=given.pop("passes"), discarded=0, seconds=3)
     assert not found([short], **given)
 
