@@ -35,6 +35,8 @@ class ArrayMonitor(Monitor):
         self._versions: dict[str, int] = {}
         self._parts: list[tuple[str, str]] = []
         self._ended: float | None = None
+        # Step, table and sketches of the parameters taken last.
+        self._sketched: tuple[int, str, np.ndarray[Any, np.dtype[np.float64]]] | None = None
         self._bad_step = -_QUIET - 1
         self._resident = ResidentMemory()
         if parameters is not None:
@@ -181,12 +183,32 @@ class ArrayMonitor(Monitor):
             lost = np.flatnonzero(~np.isfinite(sketched).all(axis=1))
             if len(lost):
                 self._bad_at_start(step, [group.table.names[row] for row in lost])
+        if table == "parameters" and sketched is not None:
+            self._moved(step if stage == "parameters" else step - 1, group.name, sketched)
         if sketches:
             fingerprint = Fingerprint(
                 step=step, stage=stage, table=group.name, digests=digests, sketches=sketched
             )
             self._records.fingerprint(fingerprint)
         return held
+
+    def _moved(
+        self, step: int, table: str, sketches: np.ndarray[Any, np.dtype[np.float64]]
+    ) -> None:
+        """Reports how far a step has moved the parameters, `update_ratio`.
+
+        From the sketches before and after it, float64 [T, 64]: the length of a difference of
+        sketches is that of the difference (Charikar et al. 2002), here to some 10 %.
+        """
+        before, self._sketched = self._sketched, (step, table, sketches)
+        if before is None or before[:2] != (step - 1, table):
+            return
+        with np.errstate(all="ignore"):
+            moved, size = np.linalg.norm(sketches - before[2]), np.linalg.norm(sketches)
+            ratio = float(moved / size)
+        # Of parameters that are not finite, or all zero, the digests speak.
+        if math.isfinite(ratio):
+            self._records.scalars(step, {"update_ratio": ratio})
 
     def _group(self, table: str, held: Mapping[str, HostArray]) -> ArrayGroup:
         groups = self._groups.setdefault(table, deque(maxlen=_GROUPS))

@@ -30,6 +30,9 @@ CLIPPING = ("grad_norm_preclip", "clip_coefficient")
 # Workers of a parameter server count what they push: their gradients, and so the norms of these,
 # are their own, and no reduction makes them equal.
 PUSHED, _OWN = "pushes", "grad_norm"
+# What a schedule changes a rate by from one version to the next, at most (a warm-up begins with 1/n
+# and 2/n): workers read it a little earlier or later than the version of which they post it.
+_BETWEEN_VERSIONS = 0.5
 
 
 class Comparisons:
@@ -70,6 +73,8 @@ class Comparisons:
         series = self._without_pushed(series, ranks)
         for metric, stage, tolerance in COMPARED_SERIES:
             if metric in series:
+                if metric == "lr" and self._pushing:
+                    tolerance = _BETWEEN_VERSIONS
                 of_metric: dict[tuple[int, str], Comparison] = {}
                 by_value = partial(compare.compare_values, tolerance=tolerance)
                 self._compare(of_metric, parts, series[metric], stage, by_value, ranks, steps)

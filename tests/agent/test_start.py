@@ -100,6 +100,34 @@ def test_what_is_reported_arrives(watching, way):
     assert hello.config["depth"] == 1
 
 
+def test_how_far_a_step_moves_the_parameters(watching):
+    random = np.random.default_rng(0)
+    held = {"a": random.normal(size=(300, 40)), "b": random.normal(size=500)}
+    monitor = watching.start(parameters=held)
+    ratios = {}
+    for step in range(STEPS):
+        moves = {n: 10.0**-step * random.normal(size=a.shape) for n, a in held.items()}
+        held = {name: array + moves[name] for name, array in held.items()}
+        ratios[step] = _norm(moves) / _norm(held)
+        monitor.step(parameters=held)
+    monitor.step(parameters=held)
+    found = watching.points("update_ratio")
+    assert found.pop(STEPS) == 0.0
+    assert found == pytest.approx(ratios, rel=0.3)
+
+
+def test_steps_that_were_not_sampled_have_no_update(watching):
+    monitor = watching.start()
+    monitor._schedule.plan = lambda step: (True, *(step in (0, 2, 3) for _ in range(4)))
+    for step in range(5):
+        monitor.step(parameters={"w": np.full(4, 1.0 + step)})
+    assert list(watching.points("update_ratio")) == [3]
+
+
+def _norm(arrays):
+    return math.sqrt(sum(float(np.square(array).sum()) for array in arrays.values()))
+
+
 def test_functions_are_called_at_sampled_steps_alone(watching):
     monitor = watching.start()
     # Loss and step time always, gradients at every second step, parameters at every fourth.

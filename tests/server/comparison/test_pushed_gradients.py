@@ -36,7 +36,13 @@ def test_ranks_that_push_are_not_whatever_they_say_of_a_step():
 
 
 def test_what_else_is_set_on_them_is_compared():
-    rates = series([[0.1], [0.1], [0.2]])
+    rates = series([[0.1], [0.1], [0.3]])
     posted = {"lr": rates, "grad_norm": NORMS, "pushes": series(0.0)}
     found = Comparisons(Replicas()).of(posted, {}, [], RANKS, STEPS)
     assert {(stage, c.equal) for (_, stage), c in found.items()} == {("hyperparameters", False)}
+
+
+def test_a_schedule_may_go_on_between_two_versions():
+    posted = {"lr": series([[0.1], [0.1], [0.19]]), "pushes": series(0.0)}
+    found = Comparisons(Replicas()).of(posted, {}, [], RANKS, STEPS)
+    assert all(c.equal for c in found.values())
