@@ -49,6 +49,10 @@ def _check(state: DesyncState, policy: DesyncPolicy, kind: str) -> Check:
             "steps with it, and is compared with nothing."
         )
     if not checked:
+        if state.pushing and kind == "desync.parameters":
+            return Check.not_applicable(
+                "The ranks push their gradients and post no parameters: there is one copy of these."
+            )
         if state.steps < policy.grace:
             return Check.insufficient("No two ranks have been compared yet.")
         if len(state.unpaired) == state.known_ranks > 0:

@@ -37,6 +37,7 @@ from rankscope.server.detectors.desync.returns import (
 from rankscope.server.detectors.desync.state import (
     FROZEN,
     KIND_OF_STAGE,
+    PUSHED,
     Asynchronous,
     DesyncPolicy,
     DesyncState,
@@ -106,7 +107,7 @@ class Desync(Detector[DesyncState]):
     lasting: ClassVar[str] = (
         "what differs stays different until something makes it equal: the next comparison finds it"
     )
-    wants: ClassVar[tuple[str, ...]] = (*SETTINGS, GIVEN, "loss", MARK)
+    wants: ClassVar[tuple[str, ...]] = (*SETTINGS, GIVEN, "loss", MARK, PUSHED)
     min_ranks: ClassVar[int] = 2
     reports_open: ClassVar[bool] = True
 
@@ -122,6 +123,7 @@ class Desync(Detector[DesyncState]):
         findings = state.not_taken.take(window)
         state.resets.take(window)
         state.resumed.take(window)
+        state.pushing |= PUSHED in window.series
         state.steps += len(window.steps)
         state.unpaired = tuple(sorted(c[0] for c in window.classes if len(c) == 1))
         state.known_ranks = len(window.ranks)

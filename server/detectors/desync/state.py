@@ -26,6 +26,9 @@ from rankscope.server.detectors.policy import Count, Policy, Steps, Times
 # known.
 _REMEMBERED = 1024
 
+# How often a worker of a parameter server has pushed.
+PUSHED = "pushes"
+
 # Parameters that no optimizer moves: their comparisons say nothing of the others.
 FROZEN = "frozen"
 
@@ -118,6 +121,7 @@ class DesyncState:
         left_out: tensors that are not averaged where others are.
         writers: who wrote parameters between two steps.
         not_taken: tensors of which a rank does not take the average of all.
+        pushing: whether ranks push their gradients to a parameter server.
         in_groups: groups of ranks that are averaged, and never all of them.
         never_met: ranks that leave every synchronisation with other values than most.
     """
@@ -156,5 +160,6 @@ class DesyncState:
     left_out: LeftOut = field(default_factory=LeftOut)
     writers: Writers = field(default_factory=Writers)
     not_taken: NotTakenAverages = field(default_factory=NotTakenAverages)
+    pushing: bool = False
     in_groups: AveragedInGroups = field(default_factory=AveragedInGroups)
     never_met: NeverMet = field(default_factory=NeverMet)

@@ -10,6 +10,7 @@ from rankscope.server.comparison import compare
 from rankscope.server.detectors.desync.detector import Desync
 from rankscope.server.window import Series, Window
 from tests.support.judging import judge
+from tests.support.runs.traces import Trace
 
 STEPS = 80
 CUTS = ((), range(0, STEPS, 7), range(STEPS))
@@ -331,3 +332,10 @@ def test_a_rank_that_never_met_the_others_is_named(ranks, cuts):
 def test_groups_that_meet_in_turns_leave_nobody_out(cuts):
     alerts, _ = serious(never_met(4, [0, 1, 2, 3]), cuts)
     assert not any("missed the synchronisation" in alert.cause for alert in alerts)
+
+
+def test_workers_that_post_no_parameters_have_none_to_compare():
+    posted = np.ones((3, STEPS))
+    trace = Trace("pushes", 0, np.arange(STEPS), {"loss": posted, "pushes": posted})
+    check = judge(trace, [Desync()], ()).checks["desync.parameters"]
+    assert (check.status, "there is one copy" in check.why) == ("not_applicable", True)
