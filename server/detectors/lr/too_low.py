@@ -11,6 +11,7 @@ import numpy as np
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.effects import Rule
 from rankscope.server.detectors.lr.slow_ranks import SlowRanks
+from rankscope.server.detectors.lr.stopped import StoppedSteps
 from rankscope.server.detectors.lr.too_low_policy import LowPolicy
 from rankscope.server.detectors.mechanisms.configured import finite, parameter_groups
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
@@ -84,6 +85,7 @@ class LowState:
     lowest: float = math.inf
     watch: Watch[Slow] = field(default_factory=lambda: Watch(clear_after=_STRIDE))
     slow_ranks: SlowRanks = field(default_factory=SlowRanks)
+    stopped: StoppedSteps = field(default_factory=StoppedSteps)
 
 
 class RateTooLow(Detector[LowState]):
@@ -108,6 +110,8 @@ class RateTooLow(Detector[LowState]):
         its start; 100 losses later less than an eighth of that has been gained. Steady decay is
         neither: it leaves the loss time to settle. Ranks (key `ranks`): at 64 sampled updates in a
         row the rate of a rank is below 1/300 of the others' median, and its update below 1/50.
+        Where no rate is posted (key `stopped`): at 32 sampled steps in a row updates are below a
+        thousandth of the 16 before, and the gradient's norm is half of what it was or more.
 
     Severity:
         Warning; never more than info for losses that change their sign.
@@ -124,7 +128,10 @@ class RateTooLow(Detector[LowState]):
 
     kinds = ("lr.too_low",)
     needs = ("loss", "lr")
-    wants = ("update_ratio", "accuracy", "explained_deviance", "grad_cosine")
+    wants = (
+        *("update_ratio", "accuracy", "explained_deviance", "grad_cosine"),
+        *("grad_norm", "grad_norm_local"),
+    )
     effects = (
         Rule(
             root=("desync.hyperparameters", "desync.config"),
@@ -180,7 +187,8 @@ class RateTooLow(Detector[LowState]):
         findings = tuple(
             _finding(e, state, self.policy, window) for e in state.watch.take(window.last_step)
         )
-        findings += tuple(state.slow_ranks.findings(window))
+        state.stopped.take(window)
+        findings += tuple(state.slow_ranks.findings(window) + state.stopped.findings(window))
         return Outcome({"lr.too_low": _check(state, self.policy)}, findings)
 
     def _rate(self, step: int, rate: float, state: LowState) -> None:
