@@ -21,6 +21,9 @@ _LOW = 0.2
 # What was thrown up to so many times the first one has come back to no more than it, where the mean
 # of the latest is within a tenth: a constant answer costs what the first ones did.
 _FAR_UP, _GAINED = 10.0, 0.1
+# The same of a hundred times and more, where nothing is left of how the weights were initialised:
+# initial outputs of some size cost up to twice what a constant answer does.
+_OUT_OF_SIGHT, _HALVED = 100.0, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,8 @@ class ThrownUp:
         first, now = losses.first, losses.now
         low = float(np.quantile(losses.latest, _LOW))
         far = sum(value > _FAR_UP * first for value in losses.early) >= _SEVERAL
-        back = now < (1 - _GAINED) * first if far else low <= first
+        lost = sum(value > _OUT_OF_SIGHT * first for value in losses.early) >= _SEVERAL
+        back = now < (1 - (_HALVED if lost else _GAINED)) * first if far else low <= first
         if not first > 0 or back or (known and self.watch.current is None):
             self.over = True
             self.watch.good(step)
