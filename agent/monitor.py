@@ -322,6 +322,7 @@ class Monitor:
             text = f"{passes} backward passes and no step of the optimizer"
             data = {"passes": passes, "discarded": thrown_away, "forwards": forwards}
             data |= {"seconds": round(seconds), "steps": self._count.step - self._first_step}
+            data["at_end"] = int(least == _PASSES_AT_END)
             self._records.event(
                 Event(step=self._count.step, kind="unstepped", text=text, data=data)
             )

@@ -281,24 +281,23 @@ class UpdateMissing(Detector[MissingState]):
             if event.kind == _MOVED:
                 state.moving.add(event.rank)
             if event.kind == _UNSTEPPED:
-                names = ("passes", "discarded", "forwards", "seconds", "steps")
-                passes, discarded, forwards, seconds, steps = (
-                    int(event.data.get(name, 0)) for name in names
-                )
-                state.unstepped[event.rank] = Unstepped(
-                    event.step, passes, discarded, forwards, seconds, steps
-                )
+                names = ("passes", "discarded", "forwards", "seconds", "steps", "at_end")
+                said = [int(event.data.get(name, 0)) for name in names]
+                state.unstepped[event.rank] = Unstepped(event.step, *said)
         found: dict[int, Unstepped] = {}
         for rank, one in tuple(state.unstepped.items()):
             life = liveness.get(rank)
-            if life is None or life.last_step >= one.step:
+            # What is logged in a step that does not end says nothing of its end; while it goes on,
+            # the next one does.
+            goes_on = life is not None and life.state == "running"
+            if life is None or (life.last_step >= one.step + goes_on and not one.at_end):
                 del state.unstepped[rank]
                 continue
             one.ended = life.state != "running"
             if one.steps:
                 # More than a group that an accumulation had begun.
-                many = max(self.policy.in_vain * one.steps, 1) * state.passes
-                if life.state == "finished" and one.passes > many:
+                usual = max(self.policy.in_vain * one.steps, 1) * state.passes
+                if life.state == "finished" and one.passes > usual:
                     found[rank] = one
                     continue
                 least = max(self.policy.without, self.policy.longest_steps * state.longest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.mechanisms.episode import Episode
@@ -71,7 +71,7 @@ class Unstepped:
         forwards: forward passes of training for it, as far as they were counted.
         seconds: for how long.
         steps: that the process has ended before.
-        ended: whether the process has ended so.
+        ended: whether the process has ended so; `at_end`: whether it said so when it did.
     """
 
     step: int
@@ -80,7 +80,8 @@ class Unstepped:
     forwards: int = 0
     seconds: int = 0
     steps: int = 0
-    ended: bool = False
+    at_end: int = 0
+    ended: bool = field(default=False, init=False)
 
 
 def finding_of(episode: Episode[Still], window: Window) -> Finding:

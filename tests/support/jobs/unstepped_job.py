@@ -37,6 +37,7 @@ def main():
             continue
         optimizer.zero_grad()
         loss.backward()
+        monitor.log(margin=float(loss))
         if HOW == "no more" and number < 40:
             optimizer.step()
         if HOW == "by hand":

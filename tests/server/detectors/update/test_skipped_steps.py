@@ -96,10 +96,20 @@ def test_what_else_is_computed_at_the_end_is_not(more):
     assert not found([short], **given)
 
 
+@pytest.mark.parametrize(("at_end", "number"), [(1, 1), (0, 0)])
+def test_what_was_logged_in_the_step_that_never_came(at_end, number):
+    # A step that a rank has posted something about: it may have come after an earlier report.
+    short = unstepped(0, passes=101, seconds=3, at_end=at_end)
+    assert len(found([short], state="finished", last=LAST + 1)) == number
+
+
 def test_it_is_over_with_the_next_step():
     evaluation = Evaluation([UpdateMissing()], strict=True)
     assert evaluation.advance(window([unstepped(0)]))[0]
+    # Something that is logged in it says nothing of its end; the step after it does.
     findings, _ = evaluation.advance(window([], last=LAST + 1, steps=False))
+    assert [f for f in findings if f.key == "unstepped"]
+    findings, _ = evaluation.advance(window([], last=LAST + 2, steps=False))
     assert not [f for f in findings if f.key == "unstepped"]
 
 
