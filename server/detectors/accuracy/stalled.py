@@ -22,6 +22,8 @@ from rankscope.server.window import Check, Window
 _PAIR = ("loss", "accuracy")
 # First observations before an accuracy may have risen: easy answers are learned in a few steps.
 _FEW = (3, 10)
+# Shares of the deviance explained that show how a run began.
+_FIRST_SHARES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class StalledPolicy(FallingPolicy):
         high: accuracy from which on nothing is left to gain.
         explained: share of the deviance explained, from which on the answers follow the inputs: an
             accuracy that stays is then the data's ceiling, or that of what was loaded.
+        answered: the same that leaves hardly a wrong answer.
+        wrong: accuracy below which there are many wrong answers.
         some: share of the deviance explained, below which the answers follow the inputs so little
             that an accuracy that rose at the first steps is that of the most frequent class.
         unlike: difference of the accuracies of two places of a period, from which on it says why:
@@ -57,6 +61,8 @@ class StalledPolicy(FallingPolicy):
     gain: Share = 0.05
     high: Share = 0.97
     explained: Share = 0.5
+    answered: Share = 0.75
+    wrong: Share = 0.8
     some: Share = 0.1
     unlike: Share = 0.2
     min_error: Sigmas = 2.0
@@ -88,6 +94,7 @@ class Stuck:
     update: float
     rate: float
     turns: Turns | None = None
+    explained: float = math.nan  # where answers became right by the loss, and not by the accuracy
 
 
 @dataclass(slots=True)
@@ -95,6 +102,7 @@ class StalledState:
     """What `accuracy.stalled` remembers.
 
     Attributes:
+        first_shares: of the deviance explained, in the beginning.
         turns: by the length of the window, what its newest one showed.
     """
 
@@ -105,6 +113,7 @@ class StalledState:
     observed: int = 0
     updates: deque[float] = field(default_factory=lambda: deque(maxlen=20))
     shares: deque[float] = field(default_factory=lambda: deque(maxlen=20))
+    first_shares: list[float] = field(default_factory=list)
     rate: float = math.nan
     folds: Folds = field(default_factory=Folds)
     turns: dict[int, Turns] = field(default_factory=dict)
@@ -120,23 +129,24 @@ class AccuracyStalled(Detector[StalledState]):
         difference (or 0.005), and the later one is no better than the first 50 observations by more
         than 3 standard errors (or 0.05). The standard error is that of neighbouring differences
         (von Neumann 1941). An accuracy above 0.97 has nothing to gain, nor has one of answers that
-        explain half of the deviance. An accuracy that has risen and then stays is no fault of this
-        kind: data have their ceilings, and mixed labels have low ones. It may have risen within
-        those 50, from the first 3 or 10 (by 3 standard errors and 0.05), where the answers explain
-        a tenth of the deviance, or nothing is known of that. Nor is it one where the loss had been
-        as low before the 200: what a restart of the learning rate has raised falls again. Where the
-        accuracy has a period (as `loss.oscillating` finds shapes that repeat) within which it
-        differs by 0.2, the cause says so. Over once the accuracy moves, whatever the loss does
-        then. Scores: of 120 observations or more, examined after each tenth more and 3 times in a
-        row, of a series that the user logs and whose name says that higher is better (reward,
-        return, score, f1 ...), the mean of the last three quarters lies 5 standard errors and 5 %
-        below that of the first 10, 20, 40 or 80, each third of them has lost half of that, and the
-        last third does not rise; no other score has risen. Or, of 80 or more, the last 3 blocks of
-        10 (or of a 64th part) all lie below its first one and a tenth of what had been gained, by 6
-        standard errors of a block and the root of the blocks that the fall took, after it had risen
-        by 6: what a score had gained is lost, and it is dated when it left the best. The standard
-        error is by the autocorrelation at lag 1, or by the means of as many observations where that
-        is more.
+        explain half of the deviance; unless they explain 0.75 of it, and did not at first, at an
+        accuracy below 0.8: then it is an accuracy of something else. An accuracy that has risen and
+        then stays is no fault of this kind: data have their ceilings, and mixed labels have low
+        ones. It may have risen within those 50, from the first 3 or 10 (by 3 standard errors and
+        0.05), where the answers explain a tenth of the deviance, or nothing is known of that. Nor
+        is it one where the loss had been as low before the 200: what a restart of the learning rate
+        has raised falls again. Where the accuracy has a period (as `loss.oscillating` finds shapes
+        that repeat) within which it differs by 0.2, the cause says so. Over once the accuracy
+        moves, whatever the loss does then. Scores: of 120 observations or more, examined after each
+        tenth more and 3 times in a row, of a series that the user logs and whose name says that
+        higher is better (reward, return, score, f1 ...), the mean of the last three quarters lies 5
+        standard errors and 5 % below that of the first 10, 20, 40 or 80, each third of them has
+        lost half of that, and the last third does not rise; no other score has risen. Or, of 80 or
+        more, the last 3 blocks of 10 (or of a 64th part) all lie below its first one and a tenth of
+        what had been gained, by 6 standard errors of a block and the root of the blocks that the
+        fall took, after it had risen by 6: what a score had gained is lost, and it is dated when it
+        left the best. The standard error is by the autocorrelation at lag 1, or by the means of as
+        many observations where that is more.
 
     Severity:
         Warning.
@@ -182,6 +192,8 @@ class AccuracyStalled(Detector[StalledState]):
             for name, kept in (("update_ratio", state.updates), (names[-1], state.shares)):
                 if math.isfinite(row.get(name, math.nan)):
                     kept.append(row[name])
+            if len(state.first_shares) < _FIRST_SHARES:
+                state.first_shares = list(state.shares)
             if math.isfinite(row.get("accuracy", math.nan)):
                 self._fold(step, row["accuracy"], state)
             if state.course.push(step, row):
@@ -208,14 +220,18 @@ class AccuracyStalled(Detector[StalledState]):
         at_start = float(np.mean(state.course.first))
         start_error = math.hypot(error, noise_of_mean(state.course.first))
         explained = median(state.shares)
+        # What the loss is computed from is answered right, and was not at first.
+        known = state.watch.open(step)
+        answered = policy.answered if known is None else policy.explained
+        other = late < policy.wrong and explained > answered
+        other &= median(state.first_shares) < policy.explained
         stuck = (
             abs(late - early) < max(policy.min_error * error, policy.flat)
             and late - at_start <= max(policy.gain_error * start_error, policy.gain)
             and late < policy.high
-            and not explained > policy.explained
-            and (explained < policy.some or not self._rose_at_first(late, error, state))
+            and (other or not explained > policy.explained)
+            and (other or explained < policy.some or not self._rose_at_first(late, error, state))
         )
-        known = state.watch.open(step)
         if fallen is None and known is not None:
             # The loss has come to rest, and the accuracy is where it was.
             fallen = known.facts.loss_before, known.facts.loss_after
@@ -225,6 +241,7 @@ class AccuracyStalled(Detector[StalledState]):
         update = median(state.updates)
         facts = Stuck(late, at_start, error, *fallen, update, state.rate)
         facts.turns = next(iter(state.turns.values()), None)
+        facts.explained = explained if other else math.nan
         episode = state.watch.bad(step, facts, first_step=state.course.first_step)
         episode.facts = facts
 
@@ -277,6 +294,19 @@ def _finding(episode: Episode[Stuck], policy: StalledPolicy) -> Finding:
         remedy = (
             "Evaluate each source, file or loader worker by itself, and compare targets and inputs "
             "of the one with the low accuracy with those of the others."
+        )
+    elif math.isfinite(facts.explained):
+        evidence["explained_deviance"] = facts.explained
+        cause = (
+            f"By the loss the answers have become right since the start: they explain "
+            f"{percent(facts.explained)} of the targets' deviance. The accuracy is not computed "
+            "from what the loss is computed from: other outputs (a head that nothing trains), "
+            "another axis or threshold, other labels."
+        )
+        remedy = (
+            "Compute the accuracy of one batch by hand, from the outputs and targets that the loss "
+            "is given. What was selected by this accuracy (checkpoints, early stopping) was "
+            "selected by chance."
         )
     elif facts.update < policy.small_update:
         cause = (

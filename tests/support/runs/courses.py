@@ -93,20 +93,31 @@ def zeros(
 
 
 def answers(
-    seed: int, *, gain: float = 0.3, fall: float = 0.5, until: int = 10_000, steps: int = 500
+    seed: int,
+    *,
+    gain: float = 0.3,
+    fall: float = 0.5,
+    until: int = 10_000,
+    explains: tuple[float, float] = (0.0, 0.0),
+    steps: int = 500,
 ) -> Trace:
     """Loss and accuracy of four ranks.
 
     Args:
         gain: of the accuracy over all steps, up to step `until`; below 0 it falls.
         fall: share of the loss that is lost over all steps.
+        explains: share of the deviance explained, at first and in the end; not posted where it is
+            nothing all the time.
     """
     random = np.random.default_rng(seed)
     each = np.arange(steps)
     loss = 2.0 * (1 - fall * each / steps) * np.exp(0.05 * random.standard_normal((4, steps)))
     right = 0.5 + gain * np.minimum(each, until) / steps
     accuracy = right + 0.05 * random.standard_normal((4, steps))
-    return Trace("answers", seed, each, {"loss": loss, "accuracy": accuracy})
+    series = {"loss": loss, "accuracy": accuracy}
+    if any(explains):
+        series["explained_deviance"] = np.tile(np.linspace(*explains, steps), (4, 1))
+    return Trace("answers", seed, each, series)
 
 
 def constant_answers(
