@@ -314,9 +314,8 @@ class TorchMonitor(Monitor):
             super()._report_stalled(phase)
 
     def _passes_without_step(self) -> tuple[int, int]:
-        # What is compiled into one graph steps unseen, and what is evaluated needs no step.
-        unasked = self._unseen_reported or not self._context.trains(self._model)
-        return (0, 0) if self._loss is None or unasked else self._loss.passes_so_far()
+        # What is compiled into one graph steps unseen.
+        return (0, 0) if self._loss is None or self._unseen_reported else self._loss.passes_so_far()
 
     def _forward_passes(self, *, asked: bool) -> int:
         if asked and not self.closed:

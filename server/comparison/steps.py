@@ -30,8 +30,8 @@ CLIPPING = ("grad_norm_preclip", "clip_coefficient")
 # Workers of a parameter server count what they push: their gradients, and so the norms of these,
 # are their own, and no reduction makes them equal.
 PUSHED, _OWN = "pushes", "grad_norm"
-# What a schedule changes a rate by from one version to the next, at most (a warm-up begins with 1/n
-# and 2/n): workers read it a little earlier or later than the version of which they post it.
+# What the first steps of a warm-up (1/n, 2/n) change a rate by from one version to the next: some
+# workers read it a little earlier or later than the version of which they post it.
 _BETWEEN_VERSIONS = 0.5
 
 

@@ -121,6 +121,7 @@ class LossListener(Protocol):
         busy: wants to be asked for the hits of a backward pass.
         named: losses are of an evaluation, whatever the mode.
         forwards: of the model, with gradients, since the last sampled step.
+        trained: step in progress at the newest backward pass with the model in training mode.
         wrapper: has `require_backward_grad_sync`, false while gradients are only added up; or None.
     """
 
@@ -131,6 +132,7 @@ class LossListener(Protocol):
     shards: tuple[torch.Tensor, ...]
     reduced: bool
     emptied: bool
+    trained: int
     passes: deque[Pass]
     taken: Pass | None
     owed: int
@@ -374,6 +376,8 @@ def _backward_ended(seen: Any) -> None:
         if listener.shards:
             fresh, moved = listener.emptied, True
             listener.reduced = _have_gradients(listener.shards)
+        if listener.mode is None or listener.mode.training:
+            listener.trained = listener.sampling.step
         wrapper = listener.wrapper
         only_added = wrapper is not None and not wrapper.require_backward_grad_sync
         one = (

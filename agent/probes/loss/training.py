@@ -128,7 +128,7 @@ class Loss(Probe):
         self._computed: deque[Computed] = deque(maxlen=_MAX_COMPUTED)
         self.passes: deque[Pass] = deque(maxlen=_MAX_PASSES)
         self.taken: Pass | None = None
-        self.owed = -1
+        self.owed = self.trained = -1
         self.busy = False
         self.forwards = 0
         self.wrapper = context.model if isinstance(context.model, DistributedDataParallel) else None
@@ -249,10 +249,12 @@ class Loss(Probe):
     def passes_so_far(self) -> tuple[int, int]:
         """Backward passes of the step in progress, and those whose gradients were thrown away.
 
-        Those of other models' losses do not count.
+        Those of other models' losses do not count, nor do those of an evaluation.
 
         Called from another thread than the training's.
         """
+        if self.trained != self.context.step:
+            return 0, 0
         passes = [one for one in self.passes.copy() if one[3] and one[5] == self.context.step]
         return len(passes), len(passes) - len(own_passes(passes, len(passes), False))
 

@@ -86,6 +86,10 @@ class Course:
         falls = new > least * abs(self.progress.start) and mann_kendall(blocks) < -trend
         return (before, after) if falls else None
 
+    def latest(self) -> float:
+        """Median loss of the newest block."""
+        return self._medians[-1]
+
     def halves(self) -> tuple[float, float, float]:
         """Means of the accuracy in both halves, and the standard error of their difference.
 

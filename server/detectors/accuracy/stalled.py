@@ -16,7 +16,7 @@ from rankscope.server.detectors.mechanisms.recurrence import Folds, detrended, f
 from rankscope.server.detectors.mechanisms.series_by_step import median, noise_of_mean, together
 from rankscope.server.detectors.mechanisms.waiting import GRACE
 from rankscope.server.detectors.mechanisms.wording import listing, number, percent
-from rankscope.server.detectors.policy import Blocks, Observations, Share, Sigmas, Steps
+from rankscope.server.detectors.policy import Blocks, Observations, Share, Sigmas, Steps, Times
 from rankscope.server.window import Check, Window
 
 _PAIR = ("loss", "accuracy")
@@ -40,8 +40,10 @@ class StalledPolicy(FallingPolicy):
         high: accuracy from which on nothing is left to gain.
         explained: share of the deviance explained, from which on the answers follow the inputs: an
             accuracy that stays is then the data's ceiling, or that of what was loaded.
-        answered: the same that leaves hardly a wrong answer.
-        wrong: accuracy below which there are many wrong answers.
+        answered: the same with which most answers are right.
+        wrong: accuracy below which many are wrong.
+        clearly: times that wrong answers would have to cost more than the loss is, each ln 2 or
+            more: what an accuracy of short sequences counts as wrong for one wrong token.
         some: share of the deviance explained, below which the answers follow the inputs so little
             that an accuracy that rose at the first steps is that of the most frequent class.
         unlike: difference of the accuracies of two places of a period, from which on it says why:
@@ -63,6 +65,7 @@ class StalledPolicy(FallingPolicy):
     explained: Share = 0.5
     answered: Share = 0.75
     wrong: Share = 0.8
+    clearly: Times = 4.0
     some: Share = 0.1
     unlike: Share = 0.2
     min_error: Sigmas = 2.0
@@ -221,10 +224,11 @@ class AccuracyStalled(Detector[StalledState]):
         start_error = math.hypot(error, noise_of_mean(state.course.first))
         explained = median(state.shares)
         # What the loss is computed from is answered right, and was not at first.
-        known = state.watch.open(step)
-        answered = policy.answered if known is None else policy.explained
-        other = late < policy.wrong and explained > answered
+        other = late < policy.wrong and explained > policy.answered
         other &= median(state.first_shares) < policy.explained
+        # A wrong answer costs ln 2 at least, in cross entropy: so many there can be.
+        costs = state.course.latest()
+        other &= policy.clearly * costs < (1 - late) * math.log(2)
         stuck = (
             abs(late - early) < max(policy.min_error * error, policy.flat)
             and late - at_start <= max(policy.gain_error * start_error, policy.gain)
@@ -232,6 +236,7 @@ class AccuracyStalled(Detector[StalledState]):
             and (other or not explained > policy.explained)
             and (other or explained < policy.some or not self._rose_at_first(late, error, state))
         )
+        known = state.watch.open(step)
         if fallen is None and known is not None:
             # The loss has come to rest, and the accuracy is where it was.
             fallen = known.facts.loss_before, known.facts.loss_after
@@ -301,7 +306,8 @@ def _finding(episode: Episode[Stuck], policy: StalledPolicy) -> Finding:
             f"By the loss the answers have become right since the start: they explain "
             f"{percent(facts.explained)} of the targets' deviance. The accuracy is not computed "
             "from what the loss is computed from: other outputs (a head that nothing trains), "
-            "another axis or threshold, other labels."
+            "another axis or threshold, other labels or other samples; or it counts whole "
+            "sequences of which one token is wrong."
         )
         remedy = (
             "Compute the accuracy of one batch by hand, from the outputs and targets that the loss "

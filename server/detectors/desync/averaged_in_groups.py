@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
@@ -27,12 +28,20 @@ class AveragedInGroups:
     Attributes:
         groups: those of the newest rounds.
         rounds: how many were seen, without one at which the ranks became equal in another way.
-        needed: rounds that show it.
+        in_a_row: those of them between which there is no room for another one.
+        interval: steps between two rounds, of all or of groups, the fewest so far; `latest`: step
+            of the newest.
+        needed: rounds in a row that show it.
+        found: whether they did.
     """
 
     groups: tuple[tuple[int, ...], ...] = ()
     rounds: int = 0
+    in_a_row: int = 0
+    interval: float = math.inf
+    latest: int = -1
     needed: int = _ROUNDS
+    found: bool = False
     _incident: Incident | None = None
     _ended: list[Finding] = field(default_factory=list)
 
@@ -43,17 +52,27 @@ class AveragedInGroups:
             self._end(step)
             if joined and self.rounds:
                 self.needed = max(self.needed, _LONGER * self.rounds)
-            self.groups, self.rounds = facts.groups, 0
+            self.groups, self.rounds, self.in_a_row = facts.groups, 0, 0
+        if not (facts.groups or facts.joined):
+            return
+        if self.latest >= 0:
+            self.interval = min(self.interval, step - self.latest)
+        # Where steps in between were not sampled, the ranks may have been made equal there.
+        if self.latest >= 0 and step - self.latest > self.interval:
+            self.in_a_row = 0
+        self.latest = step
         if not facts.groups:
             return
         self.rounds += 1
+        self.in_a_row += 1
         if self._incident is None:
             self._incident = Incident(
                 first_step=step, seen_step=step, last_step=step, clear_after=_CLEAR
             )
         self._incident.last_step = step
-        if self.rounds <= self.needed:
+        if not self.found:
             self._incident.seen_step = step
+        self.found |= self.in_a_row >= self.needed
 
     def findings(self, last_step: int) -> tuple[list[Finding], bool]:
         """What is to be reported up to a step, and whether it stands then.
@@ -61,14 +80,15 @@ class AveragedInGroups:
         Until something makes them equal ranks in groups stay so, whether it was sampled or not.
         """
         found, self._ended = self._ended, []
-        if self._incident is None or self.rounds < self.needed:
+        if self._incident is None or not self.found:
             return found, False
         self._incident.last_step = max(self._incident.last_step, last_step)
         return [*found, self._finding(self._incident)], True
 
     def _end(self, step: int) -> None:
         incident, self._incident = self._incident, None
-        if incident is not None and self.rounds >= self.needed:
+        known, self.found = self.found, False
+        if incident is not None and known:
             incident.last_step = max(incident.last_step, step - 1)
             self._ended.append(self._finding(incident))
 

@@ -1,4 +1,4 @@
-"""A loss that the first steps threw up, and that is no better since than where it began."""
+"""A loss that the first steps threw up, and that has hardly come below where it began."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ _FAR_UP, _GAINED = 10.0, 0.1
 # The same of a hundred times and more, where nothing is left of how the weights were initialised:
 # initial outputs of some size cost up to twice what a constant answer does.
 _OUT_OF_SIGHT, _HALVED = 100.0, 0.5
+# What a loss that still comes down loses within fifteen steps, at least.
+_FALLS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,10 @@ class ThrownUp:
         far = sum(value > _FAR_UP * first for value in losses.early) >= _SEVERAL
         lost = sum(value > _OUT_OF_SIGHT * first for value in losses.early) >= _SEVERAL
         back = now < (1 - (_HALVED if lost else _GAINED)) * first if far else low <= first
+        half = len(losses.latest) // 2
+        newest = float(np.mean(list(losses.latest)[half:]))
+        if lost and newest < (1 - _FALLS) * float(np.mean(list(losses.latest)[:half])):
+            return  # it is still on its way
         if not first > 0 or back or (known and self.watch.current is None):
             self.over = True
             self.watch.good(step)
@@ -79,20 +85,28 @@ class ThrownUp:
 def finding(episode: Episode[Thrown], *, game: bool) -> Finding:
     """What is reported of it; `game`: another optimizer steps in turns with this one."""
     facts = episode.facts
+    gained = facts.now < (1 - _GAINED) * facts.first
+    ends = f"and stays at {number(facts.now)}" if gained else "and it is no better since"
+    stays = (
+        f"it has come to {number(facts.now)}, and stays there: what the weights were initialised "
+        "to is gone, and little has taken its place."
+        if gained
+        else f"it has come to {number(facts.now)}, and is no better than where it began: what the "
+        "weights were initialised to is gone, and nothing has taken its place."
+    )
     return episode.finding(
         kind="loss.diverging",
         key="start",
         severity="info" if game else "warning",
         title=(
             f"The first steps threw the loss up from {number(facts.first)} to "
-            f"{number(facts.highest)}, and it is no better since"
+            f"{number(facts.highest)}, {ends}"
         ),
         cause=sentences(
             f"Within {FIRST} losses of the start the loss rose from {number(facts.first)} to "
-            f"{number(facts.highest)}; it has come to {number(facts.now)}, and is no better than "
-            "where it began: what the weights were initialised to is gone, and nothing has taken "
-            "its place. The learning rate is too high for the first steps, without a warm-up; or "
-            "the first steps were taken with other data, targets or a loss of another scale.",
+            f"{number(facts.highest)}; {stays} The learning rate is too high for the first steps, "
+            "without a warm-up; or the first steps were taken with other data, targets or a loss "
+            "of another scale.",
             "Two players of a game may do that." if game else "",
         ),
         remedy=(

@@ -8,23 +8,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
+from rankscope.server.detectors.base import TO_THE_END, Detector, Outcome, Reach
 from rankscope.server.detectors.loss.chance import Chance
 from rankscope.server.detectors.loss.plateau_findings import (
     Flat,
-    cause_and_remedy,
     explained_now,
-    nothing_of,
+    finding_of,
 )
 from rankscope.server.detectors.loss.plateau_policy import PlateauPolicy
 from rankscope.server.detectors.loss.plateau_short import answers_nothing
-from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.episode import Watch
 from rankscope.server.detectors.mechanisms.epochs_seen import Visits
 from rankscope.server.detectors.mechanisms.path import Path
 from rankscope.server.detectors.mechanisms.series_by_step import median, noise_of_mean, together
 from rankscope.server.detectors.mechanisms.statistics import BLOCK, mann_kendall, robust_sigma
 from rankscope.server.detectors.mechanisms.waiting import too_few
-from rankscope.server.detectors.mechanisms.wording import count, number, percent
+from rankscope.server.detectors.mechanisms.wording import number
 from rankscope.server.detectors.profiles import TURNS
 from rankscope.server.window import Check, Window
 
@@ -191,7 +190,7 @@ class LossPlateau(Detector[PlateauState]):
             if state.total >= self.policy.soon and state.total % _STRIDE == 0 and not state.signed:
                 self._judge(step, state)
         state.visits.pass_to(window.last_step)
-        findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
+        findings = tuple(finding_of(e, self.policy) for e in state.watch.take(window.last_step))
         return Outcome({"loss.plateau": _check(state, self.policy)}, findings)
 
     def _after_decay(self, step: int, state: PlateauState) -> None:
@@ -259,6 +258,9 @@ class LossPlateau(Detector[PlateauState]):
         state.moved |= not state.flat and state.passed >= policy.evidence
         shares = self._recent_shares(state)
         explained = float(np.mean(shares)) if len(shares) >= policy.shares else math.nan
+        if not state.path.fresh(step, policy.evidence):
+            state.updates.clear()
+        least = explained - policy.gain_error * noise_of_mean(shares)
         nothing = rash = worse = False
         if state.passed >= policy.evidence:
             nothing, rash = self._constant(shares, state), self._rash(explained, state)
@@ -271,7 +273,7 @@ class LossPlateau(Detector[PlateauState]):
         accuracy = float(np.mean(state.accuracies)) if state.accuracies else math.nan
         guessed = self._guessed(last, state)
         if not (nothing or rash or worse or guessed):
-            known = not explained <= policy.most_explained
+            known = not least <= policy.explained
             if state.moved or (known and self._learned(accuracy, state)):
                 self._begun(explained, shares, accuracy, state)
                 state.watch.good(step)
@@ -291,6 +293,7 @@ class LossPlateau(Detector[PlateauState]):
             median(state.first_norms),
             state.rate,
             explained,
+            least=least,
             nothing=nothing,
             rash=rash and not nothing,
             worse=worse,
@@ -453,48 +456,4 @@ def _check(state: PlateauState, policy: PlateauPolicy) -> Check:
     return Check.insufficient(
         "The loss has hardly moved. Without an accuracy and `update_ratio` nothing shows whether "
         "it has not begun to learn or has nothing left to learn."
-    )
-
-
-def _finding(episode: Episode[Flat], policy: PlateauPolicy) -> Finding:
-    facts = episode.facts
-    evidence = {
-        "first": facts.first,
-        "last": facts.last,
-        "gain": facts.gain,
-        "standard_error": facts.error,
-    }
-    named = {
-        "accuracy": facts.accuracy,
-        "update_ratio": facts.update,
-        "grad_norm": facts.norm,
-        "lr": facts.rate,
-        "output_scale": facts.scale,
-    }
-    if facts.norm < policy.vanished * facts.norm_first:
-        named["grad_norm_first"] = facts.norm_first
-    evidence |= {name: value for name, value in named.items() if math.isfinite(value)}
-    cause, remedy = cause_and_remedy(facts, policy)
-    at = f" and the accuracy at {percent(facts.accuracy)}" if math.isfinite(facts.accuracy) else ""
-    if math.isfinite(facts.explained):
-        evidence["explained_deviance"] = facts.explained
-    title = (
-        f"The loss stayed at {number(facts.last)} for "
-        f"{count(episode.last_step - episode.first_step + 1, 'step')}, and falls since"
-        if facts.got_over(policy)
-        else f"Nothing is learned: the loss is still at {number(facts.last)}{at}"
-        if facts.certain(policy) and facts.gain <= policy.min_gain
-        else f"The loss stays at {number(facts.last)}{at}: {nothing_of(facts)}"
-        if facts.certain(policy)
-        else f"The loss falls, and at {number(facts.last)}{at} {nothing_of(facts)} still"
-        if facts.unlearns(policy)
-        else f"The loss is where it began ({number(facts.first)}, now {number(facts.last)})"
-    )
-    return episode.finding(
-        kind="loss.plateau",
-        severity="warning" if facts.certain(policy) else "info",
-        title=title,
-        cause=cause,
-        remedy=remedy,
-        evidence=evidence,
     )

@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rankscope.server.detectors.mechanisms.wording import number, percent
+from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.mechanisms.episode import Episode
+from rankscope.server.detectors.mechanisms.wording import count, number, percent
 
 if TYPE_CHECKING:
     from rankscope.server.detectors.loss.plateau_policy import PlateauPolicy
@@ -22,6 +24,7 @@ class Flat:
 
     Attributes:
         explained: share of the deviance explained by the last answers; NaN where it is not known.
+        least: that share, less the errors that it may have; NaN where it is not known.
         knew: the largest share that ten losses before had; `lost_at`, -1 where nothing was known:
             since which step it is gone.
         nothing: the answers are not better than one that is always the same.
@@ -47,6 +50,7 @@ class Flat:
     norm_first: float
     rate: float
     explained: float = math.nan
+    least: float = math.nan
     knew: float = math.nan
     lost_at: int = -1
     nothing: bool = False
@@ -76,7 +80,7 @@ class Flat:
         if math.isnan(self.accuracy):
             return self.update < policy.small_update
         # A high share of right answers is that of one class where nothing else is explained.
-        low = self.accuracy <= policy.learned or self.explained <= policy.most_explained
+        low = self.accuracy <= policy.learned or self.least <= policy.explained
         return low and not self.got_over(policy)
 
     def young(self, policy: PlateauPolicy) -> bool:
@@ -255,4 +259,49 @@ def cause_and_remedy(facts: Flat, policy: PlateauPolicy) -> tuple[str, str]:
         f"{'ten times' if timid else 'a tenth'}"
         f"{f', {number(other)}' if facts.rate > 0 else ''}); if it works, compare inputs "
         "and targets of some samples by eye.",
+    )
+
+
+def finding_of(episode: Episode[Flat], policy: PlateauPolicy) -> Finding:
+    """What is reported of an episode."""
+    facts = episode.facts
+    evidence = {
+        "first": facts.first,
+        "last": facts.last,
+        "gain": facts.gain,
+        "standard_error": facts.error,
+    }
+    named = {
+        "accuracy": facts.accuracy,
+        "update_ratio": facts.update,
+        "grad_norm": facts.norm,
+        "lr": facts.rate,
+        "output_scale": facts.scale,
+    }
+    if facts.norm < policy.vanished * facts.norm_first:
+        named["grad_norm_first"] = facts.norm_first
+    evidence |= {name: value for name, value in named.items() if math.isfinite(value)}
+    cause, remedy = cause_and_remedy(facts, policy)
+    at = f" and the accuracy at {percent(facts.accuracy)}" if math.isfinite(facts.accuracy) else ""
+    if math.isfinite(facts.explained):
+        evidence["explained_deviance"] = facts.explained
+    title = (
+        f"The loss stayed at {number(facts.last)} for "
+        f"{count(episode.last_step - episode.first_step + 1, 'step')}, and falls since"
+        if facts.got_over(policy)
+        else f"Nothing is learned: the loss is still at {number(facts.last)}{at}"
+        if facts.certain(policy) and facts.gain <= policy.min_gain
+        else f"The loss stays at {number(facts.last)}{at}: {nothing_of(facts)}"
+        if facts.certain(policy)
+        else f"The loss falls, and at {number(facts.last)}{at} {nothing_of(facts)} still"
+        if facts.unlearns(policy)
+        else f"The loss is where it began ({number(facts.first)}, now {number(facts.last)})"
+    )
+    return episode.finding(
+        kind="loss.plateau",
+        severity="warning" if facts.certain(policy) else "info",
+        title=title,
+        cause=cause,
+        remedy=remedy,
+        evidence=evidence,
     )

@@ -16,8 +16,8 @@ _UPDATE, _RATE = "update_ratio", "lr"
 # graded layer by layer (0.75 from one to the next) come to a thirtieth over twelve, and pretrained
 # layers have a hundredth of what the rest has.
 _RATE_SHARE, _UPDATE_SHARE = 1 / 300, 1 / 50
-# Steps after its last sample for which a rank counts as there: agents sample one in 256 at least.
-_LEFT = 512
+# Steps after its last sample for which a rank counts as there: agents sample one in 4,096 at least.
+_LEFT = 8192
 # Sampled updates in a row at which it is so: what lasts for so many is no warm-up of a part.
 _IN_A_ROW = 64
 

@@ -14,7 +14,7 @@ from rankscope.server.window import Window
 
 _UPDATE, _RATE = "update_ratio", "lr"
 _NORMS = ("grad_norm", "grad_norm_local")
-# Of what steps were before, below which they are nothing: schedules end at a thousandth.
+# Of what steps were before, below which they are nothing: a schedule's end, and no decay of it.
 _NOTHING = 1e-3
 # Update from which on a step is meant to teach something: healthy medians lie above 4e-5.
 _TEACHES = 1e-5
@@ -42,27 +42,28 @@ class StoppedSteps(Condition[Stopped]):
     Attributes:
         before: updates and gradient norms of the latest steps that came to something.
         since: the same of those in a row that came to nothing, from `first` on.
-        rated: whether a rate was posted: then it is judged by that.
+        rated: first step at which a rate was posted: from then on it is judged by that.
     """
 
     before: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_BEFORE))
     since: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_IN_A_ROW))
     samples: int = 0
     first: int = -1
-    rated: bool = False
+    rated: float = math.inf
     watch: Watch[Stopped] = field(default_factory=lambda: Watch(clear_after=_IN_A_ROW))
 
     def take(self, window: Window) -> None:
         """Goes through the sampled steps of a window."""
-        self.rated |= _RATE in window.series
+        self.rated = min([self.rated, *mean_by_step(window, _RATE)])
         norms: dict[int, float] = {}
         for name in reversed(_NORMS):
             norms |= mean_by_step(window, name)
         for step, update in mean_by_step(window, _UPDATE).items():
             norm = norms.get(step, math.nan)
-            if self.rated or not (math.isfinite(update) and math.isfinite(norm)):
-                continue
-            self._push(step, update, norm)
+            if step >= self.rated:
+                self.watch.good(step)
+            elif math.isfinite(update) and math.isfinite(norm):
+                self._push(step, update, norm)
 
     def _push(self, step: int, update: float, norm: float) -> None:
         full = len(self.before) == _BEFORE
@@ -77,7 +78,10 @@ class StoppedSteps(Condition[Stopped]):
         self.samples += 1
         self.since.append((update, norm))
         norm_before, now = median([n for _, n in self.before]), median([n for _, n in self.since])
-        if self.samples < _IN_A_ROW or now < _REMAINS * norm_before:
+        if self.samples < _IN_A_ROW:
+            return
+        if now < _REMAINS * norm_before:
+            self.watch.good(step)
             return
         small = median([one for one, _ in self.since])
         facts = Stopped(small, usual, now, norm_before, self.samples)

@@ -182,6 +182,8 @@ class RateTooLow(Detector[LowState]):
             else:
                 state.before.append(loss)
             if state.progress.count % _STRIDE == 0:
+                if not state.path.fresh(step, self.policy.evidence):
+                    state.updates.clear()
                 self._judge(step, state)
         state.slow_ranks.take(window)
         findings = tuple(

@@ -266,8 +266,10 @@ class ReductionWrong(Detector[ReductionState]):
             sudden = known_plain and not 0 <= factor < self.policy.sudden
             if streak.count >= self.policy.held or sudden:
                 fault.changed = state.plain >= self.policy.held
-                # Less than what dividing by the ranks once more leaves is nobody's setting.
-                known = fault.changed or fault.divisor.known or 0 < factor < 1.0 / size
+                # Between dividing by the ranks once more and twice; beyond, it is the tokens of a
+                # batch that a sum is divided by after the reduction.
+                twice = size**-2 <= factor < 1.0 / size
+                known = fault.changed or fault.divisor.known or twice
                 self._found(state, fault, first_step=streak.since, note=not known)
                 if known:
                     return

@@ -30,8 +30,8 @@ _BEFORE, _IN_A_ROW = 8, 8
 # Of the latest sampled steps, the share without gradients from which on a loop does it, and how
 # often it comes and goes: one stretch, or two, is another matter.
 _LATEST, _SHARE, _CHANGES = 32, 0.25, 6
-# Steps after its last sample for which a rank counts as there: agents sample one in 256 at least.
-_LEFT = 512
+# Steps after its last sample for which a rank counts as there: agents sample one in 4,096 at least.
+_LEFT = 8192
 
 
 @dataclass(slots=True)
@@ -68,15 +68,15 @@ class SomeSteps(Condition[Some]):
     turns_at: float = math.inf
     watch: Watch[Some] = field(default_factory=lambda: Watch(clear_after=_LATEST))
 
-    def take(self, step: int, *, without: bool) -> None:
-        """Takes the next sampled step."""
+    def take(self, step: int, *, without: bool, had: bool) -> None:
+        """Takes the next sampled step; `had`: gradients have been seen at enough of them."""
         self.latest.append((step, without))
         share = sum(gone for _, gone in self.latest) / _LATEST
         changes = sum(a != b for (_, a), (_, b) in pairwise(self.latest))
         if step >= self.turns_at or share < _SHARE or changes < _CHANGES:
             self.watch.good(step)
             return
-        if len(self.latest) < _LATEST:
+        if len(self.latest) < _LATEST or not had:
             return
         first = next(at for at, gone in self.latest if gone)
         self.watch.bad(step, Some(share), first_step=first).facts.share = share
@@ -128,11 +128,11 @@ class WithoutGradients(Condition[Gone]):
     some_steps: SomeSteps = field(default_factory=SomeSteps)
     watch: Watch[Gone] = field(default_factory=lambda: Watch(clear_after=_IN_A_ROW))
 
-    def take(self, window: Window, frozen: Collection[int] = ()) -> None:
+    def take(self, window: Window, frozen: Collection[int] = (), since: int = 0) -> None:
         """Goes through the steps at which it was seen how far the parameters moved.
 
         Args:
-            frozen: ranks whose parameters ask for no gradient any more.
+            frozen: ranks none of whose parameters asks for a gradient any more, `since` that step.
         """
         updates, norms = window.series.get(_UPDATE), window.series.get(_NORM)
         turns = [event.step for event in window.events if event.kind == TURNS]
@@ -141,7 +141,7 @@ class WithoutGradients(Condition[Gone]):
             return
         self._meet(window.ranks)
         rows = np.searchsorted(self.known, window.ranks)
-        asked = ~np.isin(self.known, list(frozen))
+        unasked = np.isin(self.known, list(frozen))
         for column in np.flatnonzero(updates.present.any(axis=0)).tolist():
             step = int(window.steps[column])
             normed = norms.present[:, column] if norms is not None else np.zeros(len(rows), bool)
@@ -157,7 +157,9 @@ class WithoutGradients(Condition[Gone]):
             # Who has not been sampled for so long has left.
             there = step - self.latest <= _LEFT
             if sampled.sum() == there.sum():
-                self.some_steps.take(step, without=bool(still.sum() == there.sum()))
+                had = bool(self.with_gradients.max(initial=0) >= _BEFORE)
+                self.some_steps.take(step, without=bool(still.sum() == there.sum()), had=had)
+            asked = ~unasked | (step < since)
             gone = there & asked & (self.without >= _IN_A_ROW) & (self.with_gradients >= _BEFORE)
             # Samples every so many steps may all fall on those without.
             if gone.any() and self.some_steps.watch.open(step) is None:
@@ -179,7 +181,7 @@ class WithoutGradients(Condition[Gone]):
             return
         places = np.searchsorted(every, self.known)
         for name in ("with_gradients", "without", "begin", "latest"):
-            kept = np.zeros(len(every), np.int64)
+            kept = np.full(len(every), -_LEFT if name == "latest" else 0, np.int64)
             kept[places] = getattr(self, name)
             setattr(self, name, kept)
         self.known = every

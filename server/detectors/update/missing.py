@@ -15,8 +15,8 @@ from rankscope.server.detectors.mechanisms.episode import Watch
 from rankscope.server.detectors.mechanisms.series_by_step import median
 from rankscope.server.detectors.mechanisms.statistics import rank_rows
 from rankscope.server.detectors.mechanisms.wording import count
-from rankscope.server.detectors.policy import Observations, Policy, Seconds, Share, Times
 from rankscope.server.detectors.update.lost_gradients import WithoutGradients
+from rankscope.server.detectors.update.missing_policy import MissingPolicy
 from rankscope.server.detectors.update.never_had_gradients import NoGradient
 from rankscope.server.detectors.update.still import (
     Frozen,
@@ -38,44 +38,6 @@ _SWITCHES = 2
 _UNSTEPPED, _MOVED = "unstepped", "parameters.moved"
 _DURATION, _PASSES = "step_seconds", "micro_steps"
 _MAX_NAMES = 500
-
-
-@dataclass(frozen=True, slots=True)
-class MissingPolicy(Policy):
-    """Thresholds of `update.missing`.
-
-    Attributes:
-        some: consecutive checked steps at which a tensor did not change, before it is reported.
-        everything: consecutive checked steps at which nothing in the model changed, before it is
-            reported.
-        small_rate: learning rate as a share of the highest, below which tensors may stand still.
-        converged: gradient norm as a share of the first ones, below which they may, too.
-        never: consecutive samples, over at least as many steps, at which the tensors that the
-            optimizer does not hold were as at first: another optimizer that moves them now and then
-            has done so by then.
-        accumulated: backward passes without any step of the optimizer, from which on it is no
-            accumulation; who accumulates takes some tens, and few hundreds.
-        longest_steps: time without a step, after steps that came, as a multiple of the longest of
-            them: what else a loop does in between (an evaluation, a checkpoint) is in that.
-        without: seconds without a step, where that is longer; an evaluation that is not called one
-            ends within it in trainings that are short.
-        in_vain: backward passes after the last step of a run that has ended, over all those that
-            came to a step, from which on they were meant to come to one, too: what else is computed
-            after a training (scores of inputs, a report) takes a fraction of it.
-        forgotten: share of the trained tensors up to which those left out were probably forgotten;
-            who trains a part of a model on purpose leaves out most of it.
-    """
-
-    some: Observations = 4
-    everything: Observations = 2
-    small_rate: Share = 1e-3
-    converged: Share = 1e-5
-    never: Observations = 8
-    accumulated: Observations = 512
-    longest_steps: Times = 10.0
-    without: Seconds = 30.0
-    in_vain: Share = 0.5
-    forgotten: Share = 0.5
 
 
 @dataclass(slots=True)
@@ -100,6 +62,7 @@ class MissingState:
         switched: rank -> how often what was frozen there was trained again.
         unstepped: rank -> backward passes of a process that has not ended a step yet, or none since
             the last one, and those whose gradients were thrown away.
+        told: ranks of which that is reported.
         moving: ranks whose parameters change although no step has ended.
         longest: longest step so far, seconds.
         passes: most backward passes of a step.
@@ -126,6 +89,7 @@ class MissingState:
     frozen: Watch[Frozen] = field(default_factory=lambda: Watch(clear_after=0))
     switched: dict[int, int] = field(default_factory=dict)
     unstepped: dict[int, Unstepped] = field(default_factory=dict)
+    told: set[int] = field(default_factory=set)
     moving: set[int] = field(default_factory=set)
     longest: float = 0.0
     passes: float = 1.0
@@ -269,8 +233,14 @@ class UpdateMissing(Detector[MissingState]):
             findings.append(cut)
         if known is not None:
             findings.append(outside_finding(known, state.begun, max(window.last_step, state.begun)))
-        frozen = state.frozen.open(window.last_step)
-        state.without_gradients.take(window, frozen.facts.by_rank if frozen is not None else ())
+        frozen, of = (
+            state.frozen.open(window.last_step),
+            window.config.get("parameter_tensors") or 0,
+        )
+        stopped = frozen.facts.by_rank if frozen is not None else {}
+        whole = [rank for rank, tensors in stopped.items() if tensors >= int(of) > 0]
+        since = frozen.first_step if frozen is not None else 0
+        state.without_gradients.take(window, whole, since)
         findings += state.without_gradients.findings(window)
         return Outcome({"update.missing": _check(state)}, tuple(findings))
 
@@ -290,7 +260,8 @@ class UpdateMissing(Detector[MissingState]):
             # What is logged in a step that does not end says nothing of its end; while it goes on,
             # the next one does.
             goes_on = life is not None and life.state == "running"
-            if life is None or (life.last_step >= one.step + goes_on and not one.at_end):
+            told = goes_on or one.at_end or rank in state.told
+            if life is None or life.last_step >= one.step + told:
                 del state.unstepped[rank]
                 continue
             one.ended = life.state != "running"
@@ -309,6 +280,7 @@ class UpdateMissing(Detector[MissingState]):
             many = max(one.passes, one.forwards if one.steps else 0) >= self.policy.accumulated
             if many or (one.passes and 2 * one.discarded >= one.passes):
                 found[rank] = one
+        state.told = set(found)
         standing = {rank: one for rank, one in found.items() if rank not in state.moving}
         if standing or not found:
             return unstepped_finding(standing, window) if standing else None

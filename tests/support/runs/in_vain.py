@@ -17,6 +17,7 @@ def without_gradients(
     every: int = 1,
     sampled_every: tuple[int, int] = (1, 1),
     for_good: int = 10**9,
+    normed: bool = True,
     steps: int = 120,
 ) -> Trace:
     """Two ranks none of whose parameters has a gradient from one step until another.
@@ -27,6 +28,7 @@ def without_gradients(
         every: it has one at every so many steps all the same; 1: at none.
         sampled_every: steps from one sample of a rank to its next.
         for_good: step from which on there is none whatever `every` says.
+        normed: gradients are posted at all.
     """
     random = np.random.default_rng(seed)
     shape, gone = (2, steps), (np.arange(steps) >= at) & (np.arange(steps) < until)
@@ -40,7 +42,10 @@ def without_gradients(
         "update_ratio": updates,
     }
     sampled = np.arange(steps) % np.array(sampled_every)[:, None] == 0
-    present = {"grad_norm": sampled & ~(who[:, None] & gone), "update_ratio": sampled}
+    present = {
+        "grad_norm": sampled & ~(who[:, None] & gone) & normed,
+        "update_ratio": sampled,
+    }
     return Trace("without gradients", seed, np.arange(steps), series, present)
 
 

@@ -190,9 +190,15 @@ def test_samples_of_every_other_step_show_it(cuts):
 
 
 @pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
-@pytest.mark.parametrize("outer", [8, 16])
-def test_averages_in_two_stages_are_well(outer, cuts):
-    alerts, _ = serious(averaged_in_groups([([0, 1], [2, 3])], every=2, outer=outer), cuts)
+@pytest.mark.parametrize(
+    ("every", "outer", "stride"), [(2, 8, 1), (2, 16, 1), (1, 2, 2), (1, 4, 2)]
+)
+def test_averages_in_two_stages_are_well(every, outer, stride, cuts):
+    job = averaged_in_groups([([0, 1], [2, 3])], every=every, outer=outer)
+    job.alone = True
+    # Averages of all may fall between two samples every time.
+    job.unseen = {step for step in range(16, STEPS) if step % stride}
+    alerts, _ = serious(job, cuts)
     assert [alert for alert in alerts if "only inside" in alert.title] == []
 
 

@@ -21,7 +21,7 @@ def found(
     remains=1.0,
     until=STEPS,
     norm="grad_norm",
-    rate=False,
+    rate_at=STEPS,
     moves=3e-3,
 ):
     random = np.random.default_rng(0)
@@ -31,9 +31,12 @@ def found(
         "update_ratio": np.where(late, falls, 1) * moves * np.exp(random.normal(0, 0.3, shape)),
         norm: np.where(late, remains, 1) * np.exp(random.normal(0, 0.2, shape)),
     }
-    if rate:
+    present = {}
+    if rate_at < STEPS:
         series["lr"] = np.full(shape, 0.1)
-    result = judge(Trace("stopped", 0, np.arange(STEPS), series), [RateTooLow()], cuts)
+        present["lr"] = np.tile(np.arange(STEPS) >= rate_at, (2, 1))
+    trace = Trace("stopped", 0, np.arange(STEPS), series, present)
+    result = judge(trace, [RateTooLow()], cuts)
     return [alert for alert in result.alerts if alert.key == "stopped"]
 
 
@@ -45,6 +48,12 @@ def test_steps_that_come_to_nothing(cuts, norm):
     assert alert.evidence["update_ratio"] == pytest.approx(3e-9, rel=0.3)
 
 
+@CUTS
+def test_it_is_over_once_a_rate_is_posted(cuts):
+    (alert,) = found(cuts, rate_at=110)
+    assert (alert.state, alert.last_step) == ("resolved", 109)
+
+
 @pytest.mark.parametrize(
     "more",
     [
@@ -52,7 +61,7 @@ def test_steps_that_come_to_nothing(cuts, norm):
         {"moves": 1e-8},  # nothing was learned before, either
         {"remains": 0.1},  # it has converged
         {"until": 80},  # a stretch of steps that are skipped
-        {"rate": True},  # what becomes of a rate that is known is judged by it
+        {"rate_at": 0},  # what becomes of a rate that is known is judged by it
     ],
 )
 def test_what_may_be_meant_is_none(more):
