@@ -64,7 +64,9 @@ class ThrownUp:
         low = float(np.quantile(losses.latest, _LOW))
         far = sum(value > _FAR_UP * first for value in losses.early) >= _SEVERAL
         lost = sum(value > _OUT_OF_SIGHT * first for value in losses.early) >= _SEVERAL
-        back = now < (1 - (_HALVED if lost else _GAINED)) * first if far else low <= first
+        # Of two tasks in turns the one that began has come down, whatever the other is at.
+        limit = (1 - (_HALVED if lost else _GAINED)) * first if far else first
+        back = low <= limit or (far and now < limit)
         half = len(losses.latest) // 2
         newest = float(np.mean(list(losses.latest)[half:]))
         if lost and newest < (1 - _FALLS) * float(np.mean(list(losses.latest)[:half])):

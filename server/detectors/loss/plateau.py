@@ -98,7 +98,7 @@ class LossPlateau(Detector[PlateauState]):
         optimizers step in turns, as the players of a game do: there the best answer may be a
         constant. From 120 steps on, where the losses of the run's second half do not fall at all (Z
         above -0.5), the share in these is 0.01 or less by a standard error, and not larger by one
-        than in the quarter before. Or the loss does not fall, less than 0.75 of the deviance is
+        than in the quarter before. Or the loss does not fall, less than 0.65 of the deviance is
         explained, the first updates were as large as a tenth of the parameters, and those of now
         are above 1e-2 of them. Or the share is below -0.5 by 3 standard errors, whether the loss
         falls or not: after 200 steps the answers are still worse than one that is always the same,

@@ -85,7 +85,7 @@ class PlateauPolicy(Policy):
     arriving: Sigmas = 0.5
     rash_begin: Share = 0.1
     rash: Share = 1e-2
-    poor: Share = 0.75
+    poor: Share = 0.65
     worse: Share = 0.5
     scale: Share = 0.5
     visits: Times = 4.0

@@ -17,6 +17,17 @@ def thrown(first, up, now, steps=300):
     return follower.watch.open(steps) is not None
 
 
+def test_two_tasks_in_turns_are_none():
+    random = np.random.default_rng(0)
+    losses = np.where(np.arange(300) % 2, 20 * np.exp(-np.arange(300) / 100), 0.35)
+    losses = losses * np.exp(0.2 * random.standard_normal(300))
+    losses[:2] = 0.66, 36.0
+    follower = ThrownUp()
+    for step, loss in enumerate(losses.tolist()):
+        follower.push(step, loss, known=False)
+    assert follower.watch.open(300) is None
+
+
 @pytest.mark.parametrize(
     ("first", "up", "now", "reported"),
     [
