@@ -30,7 +30,7 @@ from rankscope.server.comparison.outside import STAGE as OUTSIDE
 from rankscope.server.comparison.parts import find_parts, same_at_first
 from rankscope.server.comparison.replicas import REPLICATED, Replicas
 from rankscope.server.comparison.steps import CLIPPING, COMPARED_SERIES, PUSHED, Comparisons
-from rankscope.server.detectors.push.applied import SERIES as PUSHES
+from rankscope.server.detectors.push.applied import SERIES as APPLIED
 from rankscope.server.evaluation.judged_until import judged_until, reported_until
 from rankscope.server.evaluation.pending import Pending, PendingLayers, superseded_from
 from rankscope.server.evaluation.pending_fingerprints import PendingFingerprints
@@ -151,7 +151,7 @@ class Aligner:
                 self._heard(rank, part.attempt, first, last)
                 if first < lowest.get(rank, first + 1):
                     lowest[rank] = first
-        self._by_pushes |= any(PUSHES[0] in part.names for part in data.columns)
+        self._by_pushes |= any(APPLIED[0] in part.names for part in data.columns)
         for part in data.digests:
             self._learn_start(part)
         for target, parts in ((self._series, data.columns), (self._digests, data.digests)):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby, pairwise
 from typing import ClassVar
 
+from rankscope.server.comparison.steps import PUSHED
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.desync.averaging_rounds import MARK, AveragingRound, interval_of
 from rankscope.server.detectors.desync.checks import SUBJECTS, checks_of
@@ -37,7 +38,6 @@ from rankscope.server.detectors.desync.returns import (
 from rankscope.server.detectors.desync.state import (
     FROZEN,
     KIND_OF_STAGE,
-    PUSHED,
     Asynchronous,
     DesyncPolicy,
     DesyncState,

@@ -26,9 +26,6 @@ from rankscope.server.detectors.policy import Count, Policy, Steps, Times
 # known.
 _REMEMBERED = 1024
 
-# How often a worker of a parameter server has pushed.
-PUSHED = "pushes"
-
 # Parameters that no optimizer moves: their comparisons say nothing of the others.
 FROZEN = "frozen"
 

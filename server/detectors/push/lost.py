@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from rankscope.server.comparison.steps import PUSHED
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
 from rankscope.server.detectors.mechanisms.statistics import rank_rows
@@ -95,7 +96,7 @@ class PushLost(Detector[LostState]):
 
     kinds = ("push.lost",)
     lasting = "pushes are counted on both sides, whatever is recorded"
-    wants = (*SERIES, "pushes")
+    wants = (*SERIES, PUSHED)
     min_ranks = 2
     policy: LostPolicy
 
@@ -103,7 +104,7 @@ class PushLost(Detector[LostState]):
         """Goes through pushes and reports, version by version."""
         made = iter(pushes(window))
         push = next(made, None)
-        steps, rows = rank_rows(window, "pushes")
+        steps, rows = rank_rows(window, PUSHED)
         for step, row in zip(steps.tolist(), rows, strict=True):
             # A worker that pulled a version had seen all pushes that made it.
             while push is not None and push.version <= step:

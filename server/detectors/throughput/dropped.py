@@ -15,7 +15,7 @@ from rankscope.server.detectors.mechanisms.episode import Episode, Watch
 from rankscope.server.detectors.mechanisms.statistics import change_point, known_median
 from rankscope.server.detectors.mechanisms.wording import count, duration, number, sentences
 from rankscope.server.detectors.policy import Count, Observations, Seconds, Times
-from rankscope.server.detectors.push.applied import SERIES as PUSHES
+from rankscope.server.detectors.push.applied import SERIES as APPLIED
 from rankscope.server.detectors.rank.lateness import QUEUEING, timed, timed_median
 from rankscope.server.detectors.throughput.loading import Loading, LoadingPolicy
 from rankscope.server.detectors.throughput.recurring import (
@@ -168,7 +168,7 @@ class ThroughputDropped(Detector[DroppedState]):
 
     kinds = ("throughput.dropped",)
     needs = ("step_seconds",)
-    wants = (*_NAMES, PUSHES[0])
+    wants = (*_NAMES, APPLIED[0])
     effects = (
         Rule(
             root=("rank.straggler", "rank.starved", "collective.slow"),
@@ -193,7 +193,7 @@ class ThroughputDropped(Detector[DroppedState]):
         """Goes through the steps that were timed."""
         policy = self.policy
         state.loading.world = len(window.ranks)
-        pushed = window.series.get(PUSHES[0])
+        pushed = window.series.get(APPLIED[0])
         state.by_pushes = state.by_pushes or (pushed is not None and bool(pushed.present.any()))
         reductions = deque(window.reductions)
         for numbers in _numbers(window).tolist():

@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.mechanisms.by_rank import ByRank
 from rankscope.server.detectors.mechanisms.episode import Condition, Episode, Watch
 from rankscope.server.detectors.mechanisms.wording import (
     agree,
@@ -21,7 +22,7 @@ from rankscope.server.detectors.mechanisms.wording import (
     sentences,
 )
 from rankscope.server.detectors.profiles import TURNS
-from rankscope.server.window import Int64, Window
+from rankscope.server.window import Window
 
 _UPDATE, _NORM = "update_ratio", "grad_norm"
 # Sampled steps with gradients, before, and without any, in a row: one or two may be steps whose
@@ -30,8 +31,6 @@ _BEFORE, _IN_A_ROW = 8, 8
 # Of the latest sampled steps, the share without gradients from which on a loop does it, and how
 # often it comes and goes: one stretch, or two, is another matter.
 _LATEST, _SHARE, _CHANGES = 32, 0.25, 6
-# Steps after its last sample for which a rank counts as there: agents sample one in 4,096 at least.
-_LEFT = 8192
 
 
 @dataclass(slots=True)
@@ -115,16 +114,11 @@ class WithoutGradients(Condition[Gone]):
     their gradients together; a stage of a pipeline, or a shard, loses its own alone.
 
     Attributes:
-        known: ranks, ascending, int64 [R].
-        with_gradients: sampled steps of each at which it had some, int64 [R]; `without`: in a row,
-            at which it had none, since `begin`; `latest`: the newest.
+        ranks: sampled steps of each at which it had some (`with`), and in a row, at which it had
+            none (`without`), since `begin`.
     """
 
-    known: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
-    with_gradients: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
-    without: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
-    begin: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
-    latest: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    ranks: ByRank = field(default_factory=lambda: ByRank({"with": 0, "without": 0, "begin": 0}))
     some_steps: SomeSteps = field(default_factory=SomeSteps)
     watch: Watch[Gone] = field(default_factory=lambda: Watch(clear_after=_IN_A_ROW))
 
@@ -139,33 +133,31 @@ class WithoutGradients(Condition[Gone]):
         self.some_steps.turns_at = min([self.some_steps.turns_at, *turns])
         if updates is None:
             return
-        self._meet(window.ranks)
-        rows = np.searchsorted(self.known, window.ranks)
-        unasked = np.isin(self.known, list(frozen))
+        known = self.ranks
+        rows = known.rows(window.ranks)
+        unasked = np.isin(known.ranks, list(frozen))
         for column in np.flatnonzero(updates.present.any(axis=0)).tolist():
             step = int(window.steps[column])
             normed = norms.present[:, column] if norms is not None else np.zeros(len(rows), bool)
             sampled = updates.present[:, column]
             moved = updates.values[:, column]
             still = sampled & ~normed & ~(np.isfinite(moved) & (moved != 0))
-            self.with_gradients[rows[normed]] += 1
-            self.without[rows[(normed | sampled) & ~still]] = 0
-            begun = rows[still & (self.without[rows] == 0)]
-            self.begin[begun] = step
-            self.without[rows[still]] += 1
-            self.latest[rows[sampled]] = step
-            # Who has not been sampled for so long has left.
-            there = step - self.latest <= _LEFT
+            known["with"][rows[normed]] += 1
+            known["without"][rows[(normed | sampled) & ~still]] = 0
+            known["begin"][rows[still & (known["without"][rows] == 0)]] = step
+            known["without"][rows[still]] += 1
+            known.sampled[rows[sampled]] = step
+            there = known.there(step)
             if sampled.sum() == there.sum():
-                had = bool(self.with_gradients.max(initial=0) >= _BEFORE)
+                had = bool(known["with"].max(initial=0) >= _BEFORE)
                 self.some_steps.take(step, without=bool(still.sum() == there.sum()), had=had)
-            asked = ~unasked | (step < since)
-            gone = there & asked & (self.without >= _IN_A_ROW) & (self.with_gradients >= _BEFORE)
+            gone = there & (~unasked | (step < since))
+            gone &= (known["without"] >= _IN_A_ROW) & (known["with"] >= _BEFORE)
             # Samples every so many steps may all fall on those without.
             if gone.any() and self.some_steps.watch.open(step) is None:
-                who = tuple(self.known[gone].tolist())
-                facts = Gone(int(self.without[gone].max()), who, int(there.sum()))
-                begin = int(self.begin[gone].min())
+                who = tuple(known.ranks[gone].tolist())
+                facts = Gone(int(known["without"][gone].max()), who, int(there.sum()))
+                begin = int(known["begin"][gone].min())
                 self.watch.bad(step, facts, first_step=begin).facts = facts
             else:
                 self.watch.good(step)
@@ -173,18 +165,6 @@ class WithoutGradients(Condition[Gone]):
     def findings(self, window: Window) -> list[Finding]:
         """Those of a window, of all steps and of some."""
         return Condition.findings(self, window) + self.some_steps.findings(window)
-
-    def _meet(self, ranks: Int64) -> None:
-        """Makes room for ranks that were not there before."""
-        every = np.union1d(self.known, ranks)
-        if len(every) == len(self.known):
-            return
-        places = np.searchsorted(every, self.known)
-        for name in ("with_gradients", "without", "begin", "latest"):
-            kept = np.full(len(every), -_LEFT if name == "latest" else 0, np.int64)
-            kept[places] = getattr(self, name)
-            setattr(self, name, kept)
-        self.known = every
 
     def finding(self, episode: Episode[Gone]) -> Finding:
         """What is reported of an episode."""
