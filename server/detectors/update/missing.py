@@ -112,8 +112,9 @@ class UpdateMissing(Detector[MissingState]):
         passes or more until their end, or 32 so far of which half were thrown away again
         (`zero_grad`), or 512 (accumulation takes less), reported when no step has ended for 10 s;
         after steps that came, the same when none has ended for 30 s and 10 times the longest of
-        them, and so are 512 forward passes of training without a backward pass; or, once the run
-        has ended, half as many passes after its last step as came to one. And
+        them, and so are 512 forward passes of training without a backward pass; or, once it has
+        finished, more than half as many passes after its last step as came to one, and than come
+        to a step. And
         32 sampled steps of an optimizer none of whose parameters has had a gradient yet, all of
         them as they were at first; and (key `without gradients`) 8 in a row of a rank at which
         none had one and none moved, after 8 with gradients; or (key `some steps without
