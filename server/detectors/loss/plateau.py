@@ -108,16 +108,16 @@ class LossPlateau(Detector[PlateauState]):
         Info before 200 steps: jobs that try something out have targets at random; and while all
         steps together come to less than 0.3 of the parameters, where the loss has fallen to what
         frequencies give: these are learned first (until 1,000 losses, or where updates are below
-        1e-5). Then a warning where the accuracy is low, or explains nothing of the deviance however
-        high it is, updates are below 1e-5 of the parameters, the share of the deviance says so, or
-        the gradient has shrunk to less than a tenth of the first ten norms; info once the model
-        explains more than 0.05 (by 3 standard errors) or, where that is not known, its accuracy has
-        risen, of data of which it has seen each sample up to 4 times, and nothing but the plateau
-        was wrong; info where none of them is posted and the updates are of usual size, and where
-        the loss alone is that of guessing. Info for answers worse than a constant one that lose a
-        third of what they are above it in the second half of the run, unless inputs are large
-        (`input_rms` above 30) or targets are far larger than the outputs. Losses that change their
-        sign are surrogates and are not judged.
+        1e-5). Then a warning where the accuracy is low, or the answers explain nothing of the
+        deviance however high it is, updates are below 1e-5 of the parameters, the share of the
+        deviance says so, or the gradient has shrunk to less than a tenth of the first ten norms;
+        info once the model explains more than 0.05 (by 3 standard errors) or, where that is not
+        known, its accuracy has risen, of data of which it has seen each sample up to 4 times, and
+        nothing but the plateau was wrong; info where none of them is posted and the updates are of
+        usual size, and where the loss alone is that of guessing. Info for answers worse than a
+        constant one that lose a third of what they are above it in the second half of the run,
+        unless inputs are large (`input_rms` above 30) or targets are far larger than the outputs.
+        Losses that change their sign are surrogates and are not judged.
 
     Evidence:
         `first`, `last` (means of the loss), `gain`, `standard_error` (of `last`), and where they
