@@ -2,31 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from rankscope.agent.steps import hooks
 from rankscope.agent.steps.dynamo import frames_traced
+from rankscope.agent.steps.entry import EntrySearch
 
 
 class ForwardHook:
     """Puts it on and takes it off; it is on from the start.
 
+    Where the model itself is never called it goes to the module inside that is given the batch.
+
     Args:
         model: of the monitor.
         listener: the monitor; held weakly.
+        guarded: what contains the errors of a call.
 
     Attributes:
         calls: of the model while it was on, counted by the listener.
     """
 
-    __slots__ = ("_hook", "_listener", "_model", "_wanted", "calls")
+    __slots__ = (
+        "_guarded",
+        "_hook",
+        "_listener",
+        "_may_search",
+        "_model",
+        "_search",
+        "_traced",
+        "_wanted",
+        "calls",
+    )
 
-    def __init__(self, model: torch.nn.Module, listener: hooks.ForwardListener) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        listener: hooks.ForwardListener,
+        guarded: Callable[[str, Callable[..., Any]], Callable[..., Any]],
+    ) -> None:
         self.calls = 0
         self._model = model
         self._listener = hooks.RootHook(listener)
+        self._guarded = guarded
         self._hook: hooks.SwitchedHook | None = None
         self._wanted = True
+        self._may_search = True
+        self._traced = frames_traced()
+        self._search: EntrySearch | None = None
+        if isinstance(model, torch.nn.ModuleDict | torch.nn.ModuleList):  # which have no forward
+            self._begin_search(self._listener)
         self._put_on()
 
     def want(self, wanted: bool) -> None:
@@ -50,10 +78,36 @@ class ForwardHook:
             self._wanted = True
             hook.put_on()
 
+    def step_ended(self) -> None:
+        """A step has ended during all of which it was on."""
+        search = self._search
+        if search is None:
+            if not self.calls and self._may_search and frames_traced() == self._traced:
+                # What is compiled would be compiled anew for a hook.
+                self._begin_search()
+            return
+        entry = search.found()
+        if entry is not None:
+            if self._hook is not None:
+                self._hook.remove()
+            self._model, self._hook = entry, None
+            self._put_on()
+            if not self._wanted and self._hook is not None:
+                self._hook.take_off()
+        if entry is not None or search.is_over:
+            search.end()
+            self._search = None
+
     def remove(self) -> None:
         """Takes it off for good."""
+        if self._search is not None:
+            self._search.end()
         if self._hook is not None:
             self._hook.remove()
+
+    def _begin_search(self, first: Callable[..., Any] | None = None) -> None:
+        self._may_search = False
+        self._search = EntrySearch(self._model, self._guarded, first)
 
     def _put_on(self) -> None:
         model, hook = self._model, self._hook

@@ -110,7 +110,7 @@ class TorchMonitor(Monitor):
         with self._bookkeeping:
             self._publisher.everything(start)
         self._calls.prepare(self._machine.facts)
-        self._forward_hook = ForwardHook(model, self)
+        self._forward_hook = ForwardHook(model, self, self._guarded)
         self._count.nodes = nodes_made()
         self._watching = hooks.Watching(self)
         uneven_inputs.listen(self)
@@ -129,8 +129,7 @@ class TorchMonitor(Monitor):
         """Records how the GPU is, now and then; called in the sender's thread."""
         tensors = self._context.parameters.tensors
         with self._gpu_probe:
-            found = self._gpu.read(tensors[0].device) if tensors and not self.closed else {}
-            if found:
+            if found := self._gpu.read(tensors[0].device) if tensors and not self.closed else {}:
                 self._records.scalars(self._count.step, found)
 
     def watches_class_of(self, model: torch.nn.Module) -> bool:
@@ -401,6 +400,7 @@ class TorchMonitor(Monitor):
             context.not_applied = self._optimizers.not_applied()
             self._calls.after_step(facts)
             self._sampled_steps += context.full
+            self._forward_hook.step_ended()
         elif mode is LIGHTWEIGHT:
             self._calls.after_passing(facts)
         else:

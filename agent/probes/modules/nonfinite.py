@@ -85,7 +85,9 @@ class NonFinite(Probe):
         self._incidents = 0
         self._inputs: list[tuple[Any, Any]] = []
         self._answers: deque[tuple[int, Arrival]] = deque(maxlen=_MOST_ANSWERS)
-        self._returned = False  # whether the root module has
+        # What stands for the root module (itself, if it is called), and whether it has returned.
+        self._entered: torch.nn.Module | None = None
+        self._returned = False
         self._held: list[Call] | None = None  # where outputs are held and not checked at once
         self._origin: dict[str, Any] = {}
         self._origin_step = -1
@@ -257,6 +259,7 @@ class NonFinite(Probe):
             return
         self._keep_inputs(args, kwargs)
         self._returned = False
+        self._entered = module
         watched = context.step <= self._watch_until
         if self._hooks or not (watched or (context.full and self._host())):
             return
@@ -313,9 +316,9 @@ class NonFinite(Probe):
             outputs = [output.detach()] if numbers and output.is_cpu else []
         else:
             outputs = [t.detach() for t in numbers_in(output) if t.is_cpu]
-        if place == 0:
+        if place == 0 or module is self._entered:
             with torch.no_grad():
-                self._root_gave(held, module, args, outputs)
+                self._root_gave(held, place, module, args, outputs)
         elif outputs and len(held) < MOST_CHECKS:
             plain = len(args) == 1 and type(args[0]) is torch.Tensor
             held.append(Call(place, module, args if plain else list(numbers_in(args)), outputs))
@@ -323,14 +326,20 @@ class NonFinite(Probe):
         self._seconds += min(spent, LONGEST_PIECE) if place else spent
 
     def _root_gave(
-        self, held: list[Call], module: torch.nn.Module, args: Any, outputs: list[torch.Tensor]
+        self,
+        held: list[Call],
+        place: int,
+        module: torch.nn.Module,
+        args: Any,
+        outputs: list[torch.Tensor],
     ) -> None:
         """The root module comes last. Where it gave finite numbers nothing is checked."""
         finite = all_finite(outputs)
-        if outputs and self._now().get("output_finite") is not False:
+        # After one that stands for it others follow.
+        if place == 0 and outputs and self._now().get("output_finite") is not False:
             self._now()["output_finite"] = finite
         if not finite:
-            held.append(Call(0, module, list(numbers_in(args)), outputs))
+            held.append(Call(place, module, list(numbers_in(args)), outputs))
             self._check_held()
         self._held, self._returned = [], True
 
