@@ -103,7 +103,7 @@ class GradientOscillating(Detector[OscillatingState]):
         2, in 64 observations, examined every 16. It is above 3 times the median of the earlier ones
         (at least 4, those that were alarmed about left out) and above 0.5, twice in a row; not of
         steps of fewer than 8 samples, unless these are sequences. Also from the start: at a period
-        of which 6 fit into 64 or 256 log norms, put side by side, the place within the period
+        of which 6 fit into 64, 128 or 256 log norms, put side by side, the place within the period
         explains more than half of the scatter, beyond chance (6 standard deviations), and the
         largest is above 10 times the smallest; or 5 single norms of 256 are above 10 times the
         median and 8 robust standard deviations. Direction: of 64 cosines of a gradient to the one

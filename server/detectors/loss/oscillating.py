@@ -41,8 +41,9 @@ from rankscope.server.window import Check, Float64, Window
 _BESIDE = ("lr", "input_rms", "explained_deviance", COSINE)
 # Steps of a period that is one of two steps.
 _TWO = 2.5
-# Observations whose median makes one value; slow oscillations show on coarse scales.
-_SCALES = (1, 4, 16)
+# Observations whose median makes one value; slow oscillations show on coarse scales, and those of
+# 2 and 3 show periods of 20 to 60 steps in runs that are too short for two windows of 4.
+_SCALES = (1, 2, 3, 4, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +158,8 @@ class LossOscillating(Detector[OscillatingState]):
     white noise turns at two of three steps, but has no period.
 
     Statistic:
-        Windows of 64 values, on the loss as it is and on medians of 4 and of 16 observations. The
-        residual of the logarithm around a parabola either alternates (autocorrelation at lag 1
+        Windows of 64 values, on the loss as it is and on medians of 2, 3, 4 and 16 observations.
+        The residual of the logarithm around a parabola either alternates (autocorrelation at lag 1
         below -0.65; one of 100,000 windows of white noise reaches -0.53, batches that share out a
         small data set -0.5) or has more than 65 % of its power around one frequency (Fisher's g,
         Hann taper, the lowest 4 frequencies left out; one of 100,000 windows of white noise). The
@@ -166,10 +167,10 @@ class LossOscillating(Detector[OscillatingState]):
         loss does not fall meanwhile (Mann-Kendall Z above -1; above -3 where one frequency has more
         than 80 % of the power and the quantiles are more than 15 % of the progress apart: a smooth
         healthy fall that looks periodic has -5). Two windows in a row, 16 values apart; over after
-        6 windows without. Or a shape repeats, whatever it is: in 64, 256 or 384 values, put side by
-        side at a period of which 6 fit in, the place within the period explains more than half of
-        the scatter, beyond chance (6 standard deviations: one false alarm in 1,000 runs of 100,000
-        steps), and its range is more than a quarter of the progress made.
+        6 windows without. Or a shape repeats, whatever it is: in 64, 128, 256 or 384 values, put
+        side by side at a period of which 6 fit in, the place within the period explains more than
+        half of the scatter, beyond chance (6 standard deviations: one false alarm in 1,000 runs of
+        100,000 steps), and its range is more than a quarter of the progress made.
 
     Severity:
         Warning; critical where the amplitude grows by 1.6 and more from the first to the last third

@@ -16,7 +16,7 @@ from rankscope.server.window import Float64
 _LARGE = 0.25
 # Consecutive windows of each size: of the long ones, in which each place was seen six times over
 # hundreds of steps, one is enough (`recurrence.MIN_Z`).
-_WINDOWS = {64: 2, 256: 1, 384: 1}
+_WINDOWS = {64: 2, 128: 2, 256: 1, 384: 1}
 LONGEST = max(_WINDOWS)
 # Mann-Kendall Z below which a loss falls (one of 700 flat ones has that).
 FALLING = -3.0

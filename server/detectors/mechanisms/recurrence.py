@@ -119,7 +119,7 @@ class Folds:
     Each is due once a quarter of it is new.
     """
 
-    sizes: tuple[int, ...] = (64, 256)
+    sizes: tuple[int, ...] = (64, 128, 256)
     count: int = 0
     _values: deque[tuple[int, float]] = field(init=False)
 

@@ -219,15 +219,16 @@ def spectral_peak(residuals: Float64, *, skip: int = 4) -> tuple[float, float]:
     """
     n = len(residuals)
     power = np.abs(np.fft.rfft(residuals * np.hanning(n))) ** 2
-    power[:skip] = 0.0
-    total = float(power.sum())
+    total = float(power[skip:].sum())
     if not total > 0:
         return 0.0, math.inf
-    peak = int(np.argmax(power))
-    lobe = slice(peak - 1, peak + 2)
+    peak = skip + int(np.argmax(power[skip:]))
+    share = float(power[max(peak - 1, skip) : peak + 2].sum()) / total
+    while peak > 1 and power[peak - 1] > power[peak]:
+        peak -= 1  # the flank of a frequency that is left out
+    lobe = np.arange(peak - 1, min(peak + 2, len(power)))
     # The lobe's centre of gravity places the frequency between the bins.
-    centre = float(power[lobe] @ np.arange(n)[lobe][: len(power[lobe])]) / float(power[lobe].sum())
-    return float(power[lobe].sum()) / total, n / centre
+    return share, n * float(power[lobe].sum()) / float(power[lobe] @ lobe)
 
 
 def residual_maker(n: int, degree: int) -> Float64:
