@@ -81,10 +81,10 @@ class Loss(Probe):
 
     Passes that left this optimizer's gradients alone (another model's) and those whose gradients
     were thrown away again do not count: of these, `passes_discarded` is the number, posted where
-    there are any, with `loss_divisor` where the trainer divided the losses of all passes of the
-    step by one and the same number. Of a closure that is called several times the first call
-    counts, as in what `step` returns. Where no `backward` is called it is what
-    `torch.autograd.grad` was first asked to differentiate by the parameters, and where the
+    there are any. Where the trainer divides the losses of all passes of a step by one and the same
+    number, that is `loss_divisor`, posted from the first such step on. Of a closure that is called
+    several times the first call counts, as in what `step` returns. Where no `backward` is called it
+    is what `torch.autograd.grad` was first asked to differentiate by the parameters, and where the
     optimizer steps in the middle of `backward`, what that started from.
 
     Leaves `micro_steps`: the number of those backward passes.
@@ -133,6 +133,7 @@ class Loss(Probe):
         self.forwards = 0
         self.wrapper = context.model if isinstance(context.model, DistributedDataParallel) else None
         self.divided_by = 0.0
+        self._divides = False
         self.summed = False
         self.in_closures = False
         self._before = -1  # passes there were when the step in progress began, where that is known
@@ -290,8 +291,13 @@ class Loss(Probe):
                 count = len(own)
                 if before == len(passes) > count:
                     facts.scalars["passes_discarded"] = before - count
-                    if (divisor := common([p[1] for p in passes])) != 1.0:
-                        facts.scalars["loss_divisor"] = divisor
+                    own = passes
+                divisor = common([p[1] for p in own])
+                self._divides |= divisor != 1.0
+                if self._divides:
+                    facts.scalars["loss_divisor"] = divisor
+            elif self._divides:
+                facts.scalars["loss_divisor"] = 1.0
             facts.shared["micro_steps"] = count
             facts.scalars["loss"] = value
             if judged is not None and (ratio := judged.ratio()) is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
+from rankscope.server.detectors.data.uneven_passes import DIVISOR, PASSES, UnevenPasses
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
 from rankscope.server.detectors.mechanisms.loss_weights import INPUTS, LossWeights
 from rankscope.server.detectors.mechanisms.series_by_step import rows_by_step
@@ -72,6 +73,7 @@ class UnevenState:
     streaks: dict[int, tuple[int, int]] = field(default_factory=dict)
     losses: LossWeights = field(default_factory=LossWeights)
     watch: Watch[Uneven] = field(default_factory=lambda: Watch(clear_after=16))
+    passes: UnevenPasses = field(default_factory=UnevenPasses)
 
 
 class Imbalanced(Detector[UnevenState]):
@@ -89,19 +91,25 @@ class Imbalanced(Detector[UnevenState]):
         tokens (`reduction.wrong`), or their losses to be multiplied by such weights (of a cross
         entropy, of which the mean is known), unequal numbers are in order.
 
+        And the weight of a rank's losses, which is known exactly: the backward passes of a step
+        over the number that the trainer divides each loss by. It is not that of the other ranks, or
+        that of all before, at 8 of 16 sampled steps, while the others' does not vary (key
+        `passes`); sums that are divided by numbers of samples have other weights by right.
+
     Severity:
         Warning.
 
     Evidence:
         `what`, `sizes` by rank, `share` (of all samples or tokens) and `weight` (in the average) of
-        the ranks that are named, `observed`.
+        the ranks that are named, `observed`. Of weights: `passes` and `divisors` by rank, `times`
+        that the ranks named count, `observed`.
 
     Source:
         huggingface/transformers#34191, pytorch/torchtune#1875: means of unequal numbers of tokens.
     """
 
     kinds = ("data.imbalanced",)
-    wants = (*_COUNTS, "loss", *INPUTS)
+    wants = (*_COUNTS, "loss", *INPUTS, PASSES, DIVISOR)
     min_ranks = 2
 
     policy: ImbalancedPolicy
@@ -129,8 +137,13 @@ class Imbalanced(Detector[UnevenState]):
             there = np.flatnonzero(~np.isnan(sizes))
             if len(there) > 1:
                 self._step(state, step, window.ranks[there], sizes[there])
+        if not (state.counted or state.losses.by_samples):
+            state.passes.take(window)
+        by_passes = state.passes.findings(window)
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
-        return Outcome({"data.imbalanced": _check(state)}, findings)
+        if by_passes:
+            findings = ()  # of other sizes, because there are more or fewer of them
+        return Outcome({"data.imbalanced": _check(state)}, (*findings, *by_passes))
 
     def _step(self, state: UnevenState, step: int, who: Int64, sizes: Float64) -> None:
         state.sampled += 1

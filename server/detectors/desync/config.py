@@ -163,9 +163,33 @@ def _differences(window: Window, configs: Mapping[int, Mapping[str, Any]]) -> tu
     for members in models.values():
         if len(members) > 1:
             found += _of_modules(configs, tuple(members))
+    found += _tied_on_some(configs, everyone, len(models))
     for key, (severity, called) in _OF_THE_JOB.items():
         found.append(_difference(key, severity, called, configs, everyone))
     return tuple(setting for setting in found if setting is not None)
+
+
+def _tied_on_some(
+    configs: Mapping[int, Mapping[str, Any]], everyone: tuple[int, ...], layouts: int
+) -> list[Setting | None]:
+    """Parameters tied on some ranks only, which have fewer of them and so another layout.
+
+    Stages of a pipeline have other layouts, too; but with all modules and settings alike it is one
+    model that was built, and an untied tensor is no part of it.
+    """
+    if layouts < 2:
+        return []
+    alike: dict[tuple[str | None, ...], list[int]] = defaultdict(list)
+    for rank in everyone:
+        built = tuple(_value(configs[rank], key) for key in ("model", "modules", _MODULES))
+        if None not in built:
+            alike[built].append(rank)
+    severity, called = _OF_THE_MODEL["tied"]
+    return [
+        _difference("tied", severity, called, configs, tuple(members))
+        for members in alike.values()
+        if len(members) > 1
+    ]
 
 
 def _of_modules(

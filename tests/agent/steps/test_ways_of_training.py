@@ -258,6 +258,21 @@ def test_what_losses_are_divided_by_is_posted_with_the_gradients_thrown_away(wat
     assert watching.points("loss_divisor") == dict.fromkeys(range(3), 4.0)
 
 
+def test_what_losses_are_divided_by_is_posted_from_the_first_step_on_that_divides(watching):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watching.attach(model, optimizer)
+    for step in range(6):
+        for micro in range(2):
+            loss = loss_of(model, 2 * step + micro)
+            (loss / 2 if 2 <= step < 4 else loss).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    watching.close()
+    assert watching.points("loss_divisor") == {2: 2.0, 3: 2.0, 4: 1.0, 5: 1.0}
+    assert watching.points("micro_steps") == dict.fromkeys(range(6), 2.0)
+
+
 def test_skipped_steps_are_not_counted(watching):
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

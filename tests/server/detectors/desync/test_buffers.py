@@ -164,3 +164,34 @@ def test_buffers_of_the_others_that_agree_show_nothing():
     ]
     (alert,) = judge(run(samples), [Buffers()]).alerts
     assert (alert.first_step, alert.state) == (30, "open")
+
+
+def average(step, clusters, elements=(40, 8)):
+    tensor = TensorDifference("ema.w", elements, (1,), 0.1 + 0.01 * step, 0.05, 16, "buffers")
+    return differing(step, "buffers", clusters, [tensor], of=3)
+
+
+def test_an_average_of_the_weights_that_most_ranks_share_is_not_one_ranks_own():
+    samples = [average(step, [0, 0, 1]) for step in range(1, 20)]
+    (alert,) = judge(run(samples, ranks=3), [Buffers()]).alerts
+    assert (alert.severity, alert.evidence["harm"], alert.ranks) == ("warning", "apart", (2,))
+    assert "On the other ranks `ema.w` agree bit for bit" in alert.cause
+    assert alert.first_step == 1
+
+
+def test_nor_one_that_was_the_same_before():
+    samples = [
+        *(equal(step, "buffers", 2) for step in range(30)),
+        *(average(step, [0, 1]) for step in range(30, 40)),
+    ]
+    (alert,) = judge(run(samples, ranks=2), [Buffers()]).alerts
+    assert (alert.severity, alert.evidence["harm"], alert.first_step) == ("warning", "apart", 30)
+    assert "Up to step 30 `ema.w` agreed" in alert.cause
+
+
+def test_a_memory_that_differs_from_the_first_step_on_is_each_ranks_own():
+    assert severity_of([average(step, [0, 1]) for step in range(30)]) == ("info", "")
+
+
+def test_what_a_rank_counts_alone_is_its_own():
+    assert severity_of([average(s, [0, 0, 1], (4,)) for s in range(1, 20)]) == ("info", "")

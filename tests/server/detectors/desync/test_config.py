@@ -70,3 +70,37 @@ def test_which_ranks_do_not_train_what(configs, suspects, says):
     finding = reported(configs)
     assert finding.ranks == suspects
     assert says in finding.cause
+
+
+def built(*, tied, digest, **more):
+    return {
+        "model": "Net",
+        "modules": {"Linear": 2},
+        "module_settings": {"Linear.bias": {"True": 2}},
+        "parameters_digest": digest,
+        "tied": tied,
+    } | more
+
+
+def test_what_is_tied_on_one_rank_alone_gives_it_fewer_parameters():
+    finding = reported([built(tied=[["a", "b"]], digest="p"), built(tied=[], digest="q")])
+    assert (finding.severity, finding.ranks) == ("warning", (0, 1))
+    assert "which parameters are tied" in finding.title
+
+
+def test_stages_of_a_pipeline_tie_what_they_hold():
+    stages = [
+        built(tied=[["a", "b"]], digest="p"),
+        built(tied=[], digest="q", modules={"Linear": 3}),
+    ]
+    window = Window(
+        world_size=2,
+        ranks=np.arange(2),
+        steps=np.array([0]),
+        series={},
+        last_step=0,
+        configs=dict(enumerate(stages)),
+        begins={0: (0,), 1: (0,)},
+    )
+    detector = Config()
+    assert detector.advance(window, detector.start()).findings == ()
