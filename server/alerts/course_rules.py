@@ -142,6 +142,17 @@ COURSE_RULES = (
         same_ranks=False,
         why="first steps that wrote over the weights threw the loss up, and killed units",
     ),
+    *(
+        Rule(
+            root=("lr.too_high",),
+            consequence=("layer.dead",),
+            key=key,
+            earliest=-EPISODE,
+            same_ranks=False,
+            why="what steps that are too large write over gives one answer to everything",
+        )
+        for key in ("reconstruction", "collapsed")
+    ),
     Rule(
         root=("loss.diverging",),
         consequence=("loss.oscillating", "loss.spike"),

@@ -74,6 +74,8 @@ class Averages:
             return None
         moved = stacked.mean(axis=0)
         deviations = moved - stacked
+        if np.linalg.norm(deviations) <= _ROUNDED * size * math.sqrt(len(ranks)):
+            return None  # all wrote the same: they held the same before, and nothing was averaged
         share = float(np.linalg.norm(moved)) / size
         apart = self._apart(step, members, changes, names)
         mean = self._mean(step, ranks[0], deviations[0])

@@ -123,6 +123,9 @@ assert tuple(PROFILES) == NAMES
 # by the loss: whatever that is, they hold.
 OWN_GOAL = "goal:"
 
+# Kinds and keys of findings that no loss makes right: players and policies learn by gradients.
+OF_ANY_LOSS = frozenset({("gradient.vanishing", "zero")})
+
 # What ranks report where another optimizer of their process steps in turns with theirs, each on a
 # backward pass of its own: players of a game, or parts of a training with goals of their own.
 TURNS = "optimizers.turns"

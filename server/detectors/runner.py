@@ -18,6 +18,7 @@ from rankscope.server.detectors.profiles import (
     FROM_REWARDS,
     IN_TURNS,
     LOGGED,
+    OF_ANY_LOSS,
     OWN_GOAL,
     PROFILES,
     TURNS,
@@ -162,8 +163,8 @@ class Evaluation:
         self, window: Window, findings: Sequence[Finding], checks: dict[str, Check]
     ) -> list[Finding]:
         """What is left of the findings under what the run's loss is; changes `checks`."""
-        goals = [finding for finding in findings if finding.key.startswith(OWN_GOAL)]
-        findings = [finding for finding in findings if not finding.key.startswith(OWN_GOAL)]
+        goals = [finding for finding in findings if _holds_for_any_loss(finding)]
+        findings = [finding for finding in findings if not _holds_for_any_loss(finding)]
         declared, since = window.config.get("profile"), -1
         if isinstance(declared, str) and declared in PROFILES:
             name, how = declared, "the run's config declares it"
@@ -266,6 +267,10 @@ def _as_information(
         else finding
         for finding in findings
     ]
+
+
+def _holds_for_any_loss(finding: Finding) -> bool:
+    return finding.key.startswith(OWN_GOAL) or (finding.kind, finding.key) in OF_ANY_LOSS
 
 
 def _is_open(running: _Running) -> bool:

@@ -147,8 +147,9 @@ def _differences(window: Window, configs: Mapping[int, Mapping[str, Any]]) -> tu
     everyone = tuple(sorted(configs))
     layout = _difference("parameters_digest", "critical", _LAYOUT, configs, everyone)
     # Stages of a pipeline hold different models, each stage on as many ranks.
-    if layout is not None and layout.decided:
-        found.append(layout)
+    if layout is not None and (layout.decided or _in_one_group(configs)):
+        severity, called = _OF_THE_MODEL["modules"]
+        found += [layout, _difference("modules", severity, called, configs, everyone)]
     models: dict[str | None, list[int]] = defaultdict(list)
     for rank in everyone:
         models[_value(configs[rank], "parameters_digest")].append(rank)
@@ -167,6 +168,12 @@ def _differences(window: Window, configs: Mapping[int, Mapping[str, Any]]) -> tu
     for key, (severity, called) in _OF_THE_JOB.items():
         found.append(_difference(key, severity, called, configs, everyone))
     return tuple(setting for setting in found if setting is not None)
+
+
+def _in_one_group(configs: Mapping[int, Mapping[str, Any]]) -> bool:
+    """Whether DDP has wrapped one model over all ranks: none of them is a part of another."""
+    sizes = {_value(config, "data_parallel/group_size") for config in configs.values()}
+    return sizes == {str(len(configs))}
 
 
 def _tied_on_some(

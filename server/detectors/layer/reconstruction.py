@@ -129,14 +129,17 @@ def finding(episode: Episode[Same]) -> Finding:
             f"while the inputs scatter by {number(facts.inputs)} of their size. The loss stands "
             f"still at {number(facts.loss)}. If it is a reconstruction, the code between both says "
             "nothing of the input (posterior collapse, in a variational autoencoder), or the "
-            "output does not use it; a mask that is empty on most samples looks the same."
+            "output does not use it. Where the targets are something else (masks, later frames), "
+            "they do not belong to these inputs, so that the mean of all is the best answer; masks "
+            "that are empty on most samples look the same."
         ),
         remedy=(
             "Give the term that holds the code at its prior (KL, commitment, sparsity) less "
             "weight, warm it up from 0, or leave it some free bits; check that it is summed or "
             "averaged over the same things as the reconstruction. Else look for what cuts the "
-            "decoder off: a detached code, dead units, a code of the wrong sample. Nothing, if "
-            "such outputs are meant to be nearly the same."
+            "decoder off: a detached code, dead units, a code of the wrong sample. Of other "
+            "targets, show some inputs beside their targets. Nothing, if such outputs are meant to "
+            "be nearly the same."
         ),
         evidence={
             "reconstruction_spread": facts.spread,

@@ -148,9 +148,11 @@ class PeerChange:
         before, late = away[:-after, chosen], away[-after:, chosen]
         usual, now = _median(before), _median(late)
         # Losses scatter more, by factors, as they fall: neither side alone says how much, nor do a
-        # few values of one rank, which lie close together by chance now and then.
-        own = _spread(late, now)
-        scatter = np.fmax(np.fmax(_spread(before, usual), own), known_median(own))
+        # few values of one rank, which lie close together by chance now and then. What they did
+        # just before a change says more than a long plateau at which all gave one answer.
+        own, recent = _spread(late, now), before[-BEFORE:]
+        scatter = np.fmax(_spread(before, usual), _spread(recent, _median(recent)))
+        scatter = np.fmax(np.fmax(scatter, own), known_median(own))
         sigma = np.maximum(scatter, _FLOOR)
         size = now - usual
         # Distances that wander have means that wander: neighbours' moves are the measure then.

@@ -104,3 +104,15 @@ def test_stages_of_a_pipeline_tie_what_they_hold():
     )
     detector = Config()
     assert detector.advance(window, detector.start()).findings == ()
+
+
+def test_what_ddp_has_wrapped_on_all_ranks_is_no_stage_of_a_pipeline():
+    together = {"data_parallel": {"group_size": 2}}
+    finding = reported(
+        [
+            built(tied=[], digest="p", **together),
+            built(tied=[], digest="q", modules={"Linear": 3}, **together),
+        ]
+    )
+    assert (finding.severity, finding.ranks) == ("critical", (0, 1))
+    assert '{"Linear": 2} on rank 0 and {"Linear": 3} on rank 1' in finding.cause
