@@ -25,6 +25,8 @@ from rankscope.server.window import Check, Window
 
 # Loss of the best answer that is the same for every input.
 _CONSTANT = "target_deviance"
+# Batches whose median it is: of one it depends on which targets these are.
+_BATCHES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +132,13 @@ class GapState:
 
     Attributes:
         training: losses with their steps.
-        constant: newest loss of the best constant answer.
+        constants: newest losses of the best constant answer to a batch.
         lowest: loss of training and evaluation so far.
         courses: evaluations by series.
     """
 
     training: deque[tuple[int, float]]
-    constant: float = math.nan
+    constants: deque[float] = field(default_factory=lambda: deque(maxlen=_BATCHES))
     lowest: float = math.inf
     courses: dict[str, Course] = field(default_factory=dict)
 
@@ -158,8 +160,10 @@ class GeneralizationGap(Detector[GapState]):
         evaluation comes back to within half of those 5 %.
         Where the loss has been negative, or is none whose lower bound is known (no accuracy and no
         `target_deviance`), these shares are of what the evaluations had gained, or training since.
-        Or 3 evaluations in a row lose as much as the best constant answer (`target_deviance`) or
-        more, while training loses a fifth of that or less.
+        Or 3 evaluations in a row lose 90 % of what the best constant answer does
+        (`target_deviance`) or more, while training loses a quarter of that or less. Or 8 and more,
+        and none before them was better than a constant, nor the last 3 than the first, while
+        training is better by 2 % and 4 standard errors.
 
     Severity:
         Warning where it is no better than a constant answer. Else warning from a rise of 15 % on,
@@ -196,7 +200,8 @@ class GeneralizationGap(Detector[GapState]):
         evaluations = [name for name in sorted(window.series) if _is_judged(name)]
         accuracies = {name: name.removesuffix("loss") + "accuracy" for name in evaluations}
         for step, row in together(window, "loss", _CONSTANT, *evaluations, *accuracies.values()):
-            state.constant = row.get(_CONSTANT, state.constant)
+            if math.isfinite(row.get(_CONSTANT, math.nan)):
+                state.constants.append(row[_CONSTANT])
             if math.isfinite(row.get("loss", math.nan)):
                 state.training.append((step, row["loss"]))
                 state.lowest = min(state.lowest, row["loss"])
@@ -209,12 +214,13 @@ class GeneralizationGap(Detector[GapState]):
                     state.lowest = min(state.lowest, loss)
                     # A cross entropy or a squared error; likelihoods of densities have no bound.
                     bounded = state.lowest >= 0 and (
-                        math.isfinite(state.constant) or math.isfinite(accuracy)
+                        bool(state.constants) or math.isfinite(accuracy)
                     )
                     new = _Evaluation(step, loss, training, error, accuracy)
                     self._take(course, new, bounded=bounded)
                     spacing = course.spacing.steps(self.policy.last)
-                    course.no_better.take(step, Losses(loss, training, state.constant), spacing)
+                    constant = median(state.constants)
+                    course.no_better.take(step, Losses(loss, training, constant, error), spacing)
         findings = []
         for course in state.courses.values():
             worse = list(course.no_better.watch.take(window.last_step))

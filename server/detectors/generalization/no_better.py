@@ -6,33 +6,50 @@ has no best evaluation that it falls behind. But what a constant answer would lo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.series_by_step import median
 from rankscope.server.detectors.mechanisms.wording import count, number
 
-# Loss of training, as a share of that of the best constant answer, below which most is explained.
-_LEARNED = 0.2
+# Loss of training, as a share of that of the best constant answer, below which most is explained;
+# and of the evaluation, from which on next to nothing is.
+_LEARNED, _NOTHING = 0.25, 0.9
 # Consecutive evaluations. Those of a network that has just begun may be worse than a constant.
 _EVALUATIONS = 3
+# The same where training has learned little, but beyond doubt: by this share, and by as many
+# standard errors. Every one of them is worse than a constant, and the last ones than the first.
+_LITTLE, _SURE, _MANY = 0.98, 4.0, 8
 
 
 @dataclass(slots=True)
 class Losses:
-    """Attributes: of the evaluation, of training, and of the best constant answer."""
+    """Attributes: of the evaluation, of training, and of the best constant answer.
+
+    Of the logarithm of that of training `error` is the standard error.
+    """
 
     evaluated: float
     trained: float
     constant: float
+    error: float = math.inf
 
 
 @dataclass(slots=True)
 class NoBetter:
-    """Follows the evaluations of one data set."""
+    """Follows the evaluations of one data set.
+
+    Attributes:
+        since, times: of those in a row that are no better than a constant where training is solved.
+        never: that are worse than a constant, since the first one of all.
+    """
 
     since: int = -1
     times: int = 0
+    never: list[tuple[int, float]] = field(default_factory=list)
+    better: bool = False
     watch: Watch[Losses] = field(default_factory=Watch)
 
     def take(self, step: int, found: Losses, spacing: int) -> None:
@@ -41,16 +58,30 @@ class NoBetter:
         Args:
             spacing: steps that as many evaluations take as have to be better for it to be over.
         """
-        bad = found.evaluated >= found.constant > 0 and found.trained < _LEARNED * found.constant
         self.watch.clear_after = spacing
-        if not bad:
+        constant = found.constant
+        self.better |= found.evaluated < constant
+        if found.evaluated >= constant > 0 and not self.better:
+            self.never.append((step, found.evaluated))
+        if found.evaluated >= _NOTHING * constant > 0 and found.trained < _LEARNED * constant:
+            self.since = step if not self.times else self.since
+            self.times += 1
+        else:
             self.times = 0
-            self.watch.good(step)
-            return
-        self.since = step if not self.times else self.since
-        self.times += 1
         if self.times >= _EVALUATIONS:
             self.watch.bad(step, found, first_step=self.since).facts = found
+        elif self._learned_by_heart(found):
+            self.watch.bad(step, found, first_step=self.never[0][0]).facts = found
+        else:
+            self.watch.good(step)
+
+    def _learned_by_heart(self, found: Losses) -> bool:
+        """Whether what training gains, however little, was of no use in any evaluation."""
+        if self.better or len(self.never) < _MANY:
+            return False
+        sure = found.trained < found.constant * min(_LITTLE, math.exp(-_SURE * found.error))
+        losses = [loss for _, loss in self.never]
+        return sure and median(losses[-_EVALUATIONS:]) >= losses[0]
 
 
 def finding_of(episode: Episode[Losses], name: str) -> Finding:
@@ -62,12 +93,13 @@ def finding_of(episode: Episode[Losses], name: str) -> Finding:
     facts, step = episode.facts, episode.first_step
     of = f" of `{name}`" if name else ""
     seen = episode.seen + _EVALUATIONS - 1
+    solved = facts.trained < _LEARNED * facts.constant
     return episode.finding(
         kind="generalization.gap",
         key=f"constant:{name}",
         severity="warning",
-        title=f"The evaluation{of} is no better than a constant answer since step {step}, and the "
-        "training is solved",
+        title=f"The evaluation{of} is no better than a constant answer since step {step}"
+        + (", and the training is solved" if solved else ", and training learns by heart"),
         cause=(
             f"The loss of training is {number(facts.trained)}, that of the evaluation"
             f"{of} {number(facts.evaluated)}, at {count(seen, 'evaluation')}. "
@@ -75,7 +107,8 @@ def finding_of(episode: Episode[Losses], name: str) -> Finding:
             "So what is learned is of no use there: the answer is in the inputs of training (a "
             "target that is not shifted, a column that gives it away), the evaluation prepares its "
             "data in another way, running statistics of batch norm are not what they should be, or "
-            "the data of training are memorised."
+            "the data of training are memorised"
+            + ("." if solved else ": their targets do not belong to them (shuffled separately).")
         ),
         remedy=(
             "Evaluate a batch of training in evaluation mode: where that is as bad, look at the "

@@ -43,7 +43,7 @@ def test_what_is_of_no_use_in_the_evaluation_is_found_with_its_first_evaluation(
 @pytest.mark.parametrize(
     ("training", "evaluated"),
     [
-        (solved, lambda step: 2.2),  # better than that
+        (solved, lambda step: 1.9),  # better than that
         (lambda step: 2.29, lambda step: 2.31),  # nothing is learned: another kind's matter
         (solved, lambda step: 5.0 if step < 100 else 0.1),  # the first two alone
     ],
@@ -55,3 +55,31 @@ def test_else_nothing_is_said(training, evaluated):
 def test_where_it_was_learned_before_it_is_a_rise():
     found = alerts(solved, lambda step: 0.5 if step < 200 else 0.5 + 0.01 * (step - 200), steps=900)
     assert [a.title.startswith("The evaluation") for a in found] == [False]
+
+
+def test_one_that_is_hardly_better_than_a_constant_is_none():
+    [alert] = alerts(solved, lambda step: 2.15)
+    assert (alert.severity, alert.first_step, alert.seen_step) == ("warning", 49, 149)
+
+
+def by_heart(step):
+    return 2.3 * (1 - 5e-4 * step)
+
+
+def test_what_is_learned_by_heart_however_slowly():
+    [alert] = alerts(by_heart, lambda step: 2.32 + 1e-4 * step, steps=600)
+    assert (alert.severity, alert.first_step) == ("warning", 49)
+    assert alert.title.endswith("training learns by heart")
+    assert "shuffled separately" in alert.cause
+
+
+@pytest.mark.parametrize(
+    "evaluated",
+    [
+        lambda step: 2.32 - 2e-4 * step,  # it comes down with the training
+        lambda step: 2.28 if step < 60 else 2.35,  # one was better
+        lambda step: 2.5 - 2e-4 * step,  # other targets: worse, and not for good
+    ],
+)
+def test_an_evaluation_that_follows_is_none(evaluated):
+    assert alerts(by_heart, evaluated, steps=600) == ()
