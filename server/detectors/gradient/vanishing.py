@@ -21,6 +21,9 @@ from rankscope.server.detectors.policy import Count, Number, Observations, Polic
 from rankscope.server.window import Check, Window
 
 _MAX_NAMES = 64
+# Of so many matrices one at the least is faint: a factor of 0.25 a layer, the slope of a sigmoid,
+# leaves the first of five below a hundredth.
+_DEEP = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +110,16 @@ class GradientVanishing(Detector[VanishingState]):
         The gradient norm of the model's first matrix (weights of two dimensions or more that have a
         gradient, in the model's order; 3 or more of them) over that of its last one, and the same
         of gradients over weights: the median of the last 32 samples, of which there are 16 or more,
-        is below 1e-2 for both; and after 200 losses the mean of the last 100 is less than 5 % below
-        that of the first 50, the accuracy, where there is one, 0.6 or less. Where the training
-        makes progress such a ratio is no fault: embeddings have one. A loss that is below 0 is no
-        measure of that. And the norm of the whole gradient: exactly 0 on all ranks at the first 8
-        observations and at all since, with a learning rate above 0. Zeros after a gradient that is
-        not zero are those of a training that has nothing left to learn, or `layer.dead`; a resumed
-        run whose loss is 0 has nothing left to learn either. But fewer than 8 of them in a row,
-        with gradients before and after, and a loss above 0.05 of the median of the 20 before,
-        are batches that were not used; over after 64 steps without.
+        is below 1e-2 for both, and a fifth of all are below 1e-2 of the last; and after 200 losses
+        the mean of the last 100 is less than 5 % below that of the first 50, the accuracy, where
+        there is one, 0.6 or less. Where the training makes progress such a ratio is no fault:
+        embeddings have one. A loss that is below 0 is no measure of that. And the norm of the whole
+        gradient: exactly 0 on all ranks at the first 8 observations and at all since, with a
+        learning rate above 0. Zeros after a gradient that is not zero are those of a training that
+        has nothing left to learn, or `layer.dead`; a resumed run whose loss is 0 has nothing left
+        to learn either. But fewer than 8 of them in a row, with gradients before and after, and a
+        loss above 0.05 of the median of the 20 before, are batches that were not used; over after
+        64 steps without.
 
     Severity:
         Warning; critical below 1e-4, and where all gradients are zero. Info for up to two single
@@ -222,10 +226,12 @@ class GradientVanishing(Detector[VanishingState]):
         policy = self.policy
         learned = state.accuracies and float(np.mean(state.accuracies)) > policy.learned
         faint = max(typical, by_weight) < policy.small
-        if not (faint and gained < policy.min_gain) or learned or state.signed:
+        weak = [sample.names[m] for m in matrices if norms[m] < policy.small * norms[matrices[-1]]]
+        # What fades from layer to layer is faint in several of many: an embedding alone is not.
+        deep = _DEEP * len(weak) >= len(matrices)
+        if not (faint and deep and gained < policy.min_gain) or learned or state.signed:
             state.watch.good(sample.step)
             return
-        weak = [sample.names[m] for m in matrices if norms[m] < policy.small * norms[matrices[-1]]]
         facts = Fading(
             ratio=typical,
             relative=by_weight,
