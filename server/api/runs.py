@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, cast, get_args
 
 from fastapi import APIRouter, Depends, Query
@@ -21,7 +21,6 @@ from rankscope.server.api.models import (
     Items,
     OpenAlert,
     Project,
-    RankStatus,
     Run,
     RunDetail,
     RunState,
@@ -113,58 +112,52 @@ def get_run(engine: Database, run: RunId) -> RunDetail:
     """A run with its ranks and what their agents said."""
     with reading(engine) as connection:
         row = known_run(connection, run)
-        latest = series.latest_values(connection, run=row.key, metrics=("loss", "step_seconds"))
         about = summaries(connection, [row])[0]
-        ranks = attempts.newest_attempts(connection, run=row.key)
+        ranks = attempts.newest_attempts(connection, run=row.key, columns=attempts.STATUS)
         events = runs.list_events(connection, run=row.key)
-        plans = agents.sampling(connection, run=row.key)
+        # All at once: of a thousand ranks each look takes a while.
+        names = ("loss", "step_seconds", *agents.plan_series(connection, run=row.key))
+        latest = series.latest_values(connection, run=row.key, metrics=names)
+        plans = agents.plans_of(latest)
         faults = agents.faults(connection, run=row.key)
-    return RunDetail(
-        **about.model_dump(),
-        evaluated_step=row.evaluated_step,
-        rank_status=[
-            RankStatus(
-                rank=r.rank,
-                attempt=r.attempt,
-                host=r.host,
-                pid=r.pid,
-                local_rank=r.local_rank,
-                launcher=r.launcher,
-                wrapper=r.wrapper,
-                state=r.state,
-                phase=r.phase,
-                error=r.error,
-                last_step=r.last_step,
-                heartbeat_seconds=r.heartbeat_seconds,
-                first_seen_at=time_of(r.first_seen),
-                last_seen_at=time_of(r.last_seen),
-                dropped=r.dropped,
-                loss=latest.get((r.rank, "loss")),
-                step_seconds=latest.get((r.rank, "step_seconds")),
-            )
-            for r in ranks
-        ],
-        events=[AgentEvent(**(e | {"at": time_of(e["at"])})) for e in events],
-        agent=Agent(
-            sampling=[
-                Sampling(
-                    rank=rank,
-                    overhead=plan.overhead,
-                    sampled=plan.sampled,
-                    intervals=plan.intervals,
-                )
-                for rank, plan in plans.items()
-            ],
-            dense_until=row.dense_until,
-            faults=[
-                AgentFault(text=f.text, ranks=f.ranks, step=f.step, at=time_of(f.at))
-                for f in faults
-            ],
-            dropped=agents.dropped(r.dropped for r in ranks),
-            late=row.late,
-            given_up=row.given_up,
-        ),
+    # Lists as they are, and checked together: a model made for each of a thousand ranks takes long.
+    return RunDetail.model_validate(
+        {
+            **about.model_dump(),
+            "evaluated_step": row.evaluated_step,
+            "rank_status": [_status(rank, latest) for rank in ranks],
+            "events": [AgentEvent(**(e | {"at": time_of(e["at"])})) for e in events],
+            "agent": Agent(
+                sampling=[
+                    Sampling(
+                        rank=rank,
+                        overhead=plan.overhead,
+                        sampled=plan.sampled,
+                        intervals=plan.intervals,
+                    )
+                    for rank, plan in plans.items()
+                ],
+                dense_until=row.dense_until,
+                faults=[
+                    AgentFault(text=f.text, ranks=f.ranks, step=f.step, at=time_of(f.at))
+                    for f in faults
+                ],
+                dropped=agents.dropped(r.dropped for r in ranks),
+                late=row.late,
+                given_up=row.given_up,
+            ),
+        }
     )
+
+
+def _status(row: Any, latest: Mapping[tuple[int, str], float]) -> dict[str, Any]:
+    """Members of a `RankStatus`, of the row of a rank's newest attempt."""
+    status = dict(row._mapping)
+    status["first_seen_at"] = time_of(status.pop("first_seen"))
+    status["last_seen_at"] = time_of(status.pop("last_seen"))
+    status["loss"] = latest.get((row.rank, "loss"))
+    status["step_seconds"] = latest.get((row.rank, "step_seconds"))
+    return status
 
 
 @router.delete("/runs/{run}", status_code=204)

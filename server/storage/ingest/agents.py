@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, select
@@ -11,9 +11,10 @@ from sqlalchemy import Connection, select
 from rankscope.server.storage import schema
 from rankscope.server.storage.reading.series import latest_values
 
-_OVERHEAD = "rankscope/overhead"
-_SAMPLED = "rankscope/sampled"
-_INTERVAL = "rankscope/interval/"
+_OWN = "rankscope/"
+_OVERHEAD = f"{_OWN}overhead"
+_SAMPLED = f"{_OWN}sampled"
+_INTERVAL = f"{_OWN}interval/"
 # Faults are reported once a process and probe; more different ones than this nobody reads.
 _MAX_FAULTS = 100
 
@@ -50,24 +51,40 @@ class Fault:
 
 def sampling(connection: Connection, *, run: int) -> dict[int, Sampling]:
     """Plans by rank; of ranks that have reported theirs."""
+    names = plan_series(connection, run=run)
+    return plans_of(latest_values(connection, run=run, metrics=names))
+
+
+def plan_series(connection: Connection, *, run: int) -> Sequence[str]:
+    """Names of the series in which the ranks of a run report their plans."""
     m = schema.metric
-    names = connection.scalars(
+    return connection.scalars(
         select(m.c.name).where(
             m.c.run == run,
             m.c.kind == "scalar",
             m.c.name.in_((_OVERHEAD, _SAMPLED)) | m.c.name.startswith(_INTERVAL, autoescape=True),
         )
     ).all()
+
+
+def plans_of(latest: Mapping[tuple[int, str], float]) -> dict[int, Sampling]:
+    """Plans by rank, of the latest values of series, by (rank, name); others are passed over."""
     found: dict[int, Sampling] = {}
-    for (rank, name), value in sorted(latest_values(connection, run=run, metrics=names).items()):
-        plan = found.setdefault(rank, Sampling())
+    for (rank, name), value in latest.items():
+        if not name.startswith(_OWN):
+            continue
+        plan = found.get(rank)
+        if plan is None:
+            plan = found[rank] = Sampling()
         if name == _OVERHEAD:
             plan.overhead = value
         elif name == _SAMPLED:
             plan.sampled = value
-        elif 1 <= value < 2**53:
+        elif name.startswith(_INTERVAL) and 1 <= value < 2**53:
             plan.intervals[name.removeprefix(_INTERVAL)] = int(value)
-    return found
+    for plan in found.values():
+        plan.intervals = dict(sorted(plan.intervals.items()))
+    return dict(sorted(found.items()))
 
 
 def faults(connection: Connection, *, run: int) -> list[Fault]:
@@ -83,9 +100,12 @@ def faults(connection: Connection, *, run: int) -> list[Fault]:
         known = found.get(row.text)
         if known is None:
             found[row.text] = Fault(row.text, [row.rank], row.step, row.at)
-        elif row.rank not in known.ranks:
-            known.ranks = sorted([*known.ranks, row.rank])
-    return list(found.values())[:_MAX_FAULTS]
+        else:
+            known.ranks.append(row.rank)
+    shown = list(found.values())[:_MAX_FAULTS]
+    for fault in shown:
+        fault.ranks = sorted(set(fault.ranks))
+    return shown
 
 
 def dropped(counters: Iterable[Mapping[str, int]]) -> dict[str, int]:

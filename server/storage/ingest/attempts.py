@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import JSON, Connection, func, insert, select, update
+from sqlalchemy import JSON, Column, Connection, func, insert, select, update
 from sqlalchemy.engine import Dialect
 
 from rankscope.agent import wire
@@ -27,6 +27,14 @@ _GAP_GAIN = 0.1
 
 # What a process said of itself may be long.
 _SHORT = [c for c in schema.attempt.c if c.name != "config"]
+# How a rank is, as it was last heard of; of the names of tables, too, there is a list a rank.
+STATUS = tuple(
+    schema.attempt.c[name]
+    for name in (
+        *("rank", "attempt", "host", "pid", "local_rank", "launcher", "wrapper", "state", "phase"),
+        *("error", "last_step", "first_seen", "last_seen", "heartbeat_seconds", "dropped"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,11 +434,17 @@ def begun(hello: wire.Hello, received_at: float) -> float:
 
 
 def newest_attempts(
-    connection: Connection, *, run: int, below: int | None = None, start: int | None = None
+    connection: Connection,
+    *,
+    run: int,
+    below: int | None = None,
+    start: int | None = None,
+    columns: Sequence[Column[Any]] = _SHORT,
 ) -> Sequence[Any]:
-    """The row of the newest attempt of each rank, by rank; without its `config`.
+    """The row of the newest attempt of each rank, by rank.
 
     Args:
+        columns: of `schema.attempt`; all but `config`, unless less will do.
         below: of ranks below this one only.
         start: of this start of the job only.
     """
@@ -442,7 +456,7 @@ def newest_attempts(
         newest = newest.where(t.c.rank < below)
     grouped = newest.group_by(t.c.rank).subquery()
     return connection.execute(
-        select(*_SHORT)
+        select(*columns)
         .join(grouped, (t.c.rank == grouped.c.rank) & (t.c.attempt == grouped.c.attempt))
         .where(t.c.run == run)
         .order_by(t.c.rank)

@@ -1,8 +1,8 @@
-"""From which step to which each rank has a series: two looks into an index each, however long."""
+"""Who has which series, from which step to which: two looks into an index for each rank and set."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import Column, Connection, ScalarSelect, Select, select, true
@@ -12,36 +12,69 @@ from rankscope.server.storage.ingest.dictionary import read_layouts
 
 
 class Extent(NamedTuple):
-    """First and last step of one series of one rank; `number` is that of the series."""
+    """Ranks that have a series, ascending, and first and last step that any of them has of it."""
 
-    number: int
-    name: str
-    rank: int
+    ranks: tuple[int, ...]
     first_step: int
     last_step: int
 
 
-def scalar_extents(connection: Connection, *, run: int) -> list[Extent]:
-    """Those of scalars, by name and rank."""
-    of = schema.layout.c
-    layouts = read_layouts(connection, run=run)
-    ends: dict[tuple[int, int], tuple[int, int]] = {}
-    for row in ends_of(connection, schema.chunk.c.layout, select(of.id).where(of.run == run), run):
-        for metric in layouts[row.number]:
-            first, last = ends.get((metric, row.rank), (row.first_step, row.last_step))
-            ends[metric, row.rank] = (min(first, row.first_step), max(last, row.last_step))
-    return _named(connection, ends, run=run, kind="scalar")
+def scalar_extents(connection: Connection, *, run: int) -> dict[str, Extent]:
+    """Those of scalars, by name."""
+    of, m = schema.layout.c, schema.metric.c
+    ends = _by_number(
+        ends_of(connection, schema.chunk.c.layout, select(of.id).where(of.run == run), run)
+    )
+    layouts: dict[int, list[int]] = {}
+    for number, metrics in read_layouts(connection, run=run).items():
+        for metric in metrics if number in ends else ():
+            layouts.setdefault(metric, []).append(number)
+    names: dict[str, list[int]] = {}
+    rows = connection.execute(select(m.id, m.name).where(m.run == run, m.kind == "scalar"))
+    for row in rows:
+        if row.id in layouts:
+            names.setdefault(row.name, []).extend(layouts[row.id])
+    # Most series came in the same sets: of a thousand ranks each set is gone through once.
+    known: dict[tuple[int, ...], Extent] = {}
+    found = {}
+    for name, numbers in sorted(names.items()):
+        key = tuple(sorted(set(numbers)))
+        if key not in known:
+            known[key] = together(ends[number] for number in key)
+        found[name] = known[key]
+    return found
 
 
-def layer_extents(connection: Connection, *, run: int) -> list[Extent]:
-    """Those of numbers for each tensor of a table, by name, number and rank."""
+def layer_extents(connection: Connection, *, run: int) -> dict[int, Extent]:
+    """Those of numbers for each tensor of a table, by their number."""
     m = schema.metric.c
     numbers = select(m.id).where(m.run == run, m.kind == "layers")
-    ends = {
-        (row.number, row.rank): (row.first_step, row.last_step)
-        for row in ends_of(connection, schema.layers.c.metric, numbers, run)
-    }
-    return _named(connection, ends, run=run, kind="layers")
+    return _by_number(ends_of(connection, schema.layers.c.metric, numbers, run))
+
+
+def together(parts: Iterable[Extent]) -> Extent:
+    """The extent of several, of which there is at least one."""
+    first, *others = parts
+    if not others:
+        return first
+    all_of = (first, *others)
+    return Extent(
+        tuple(sorted(set().union(*(one.ranks for one in all_of)))),
+        min(one.first_step for one in all_of),
+        max(one.last_step for one in all_of),
+    )
+
+
+def _by_number(ends: Sequence[Any]) -> dict[int, Extent]:
+    """The extent of each number, of its ends by rank."""
+    by_number: dict[int, list[tuple[int, int, int]]] = {}
+    for number, rank, first, last in ends:
+        by_number.setdefault(number, []).append((rank, first, last))
+    found = {}
+    for number, of in by_number.items():
+        ranks, firsts, lasts = zip(*of, strict=True)
+        found[number] = Extent(tuple(sorted(ranks)), min(firsts), max(lasts))
+    return found
 
 
 def ends_of(
@@ -78,17 +111,3 @@ def ends_of(
         .subquery()
     )
     return connection.execute(select(found).where(found.c.first_step.is_not(None))).all()
-
-
-def _named(
-    connection: Connection, ends: Mapping[tuple[int, int], tuple[int, int]], *, run: int, kind: str
-) -> list[Extent]:
-    m = schema.metric.c
-    rows = connection.execute(select(m.id, m.name).where(m.run == run, m.kind == kind))
-    names = {row.id: row.name for row in rows}
-    found = [
-        Extent(number, names[number], rank, first, last)
-        for (number, rank), (first, last) in ends.items()
-        if number in names
-    ]
-    return sorted(found, key=lambda extent: (extent.name, extent.number, extent.rank))

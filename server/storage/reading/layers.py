@@ -14,7 +14,7 @@ from rankscope.agent.wire import Float64, Int64, TensorTable
 from rankscope.server.storage import schema
 from rankscope.server.storage.database.packing import unpack, unpack_steps
 from rankscope.server.storage.ingest.tables import load_tables
-from rankscope.server.storage.reading.extent import layer_extents
+from rankscope.server.storage.reading.extent import layer_extents, together
 from rankscope.server.window import LayerPart
 
 # Replicas have the same layers: what the first ranks say of them is what all would say.
@@ -56,16 +56,14 @@ class _Entry:
 
 def list_families(connection: Connection, *, run: int) -> list[Family]:
     """All numbers of tensors of a run, by metric and table."""
-    extent: dict[int, list[Any]] = defaultdict(list)
-    for row in layer_extents(connection, run=run):
-        extent[row.number].append(row)
+    extent = layer_extents(connection, run=run)
     entries: dict[tuple[str, str], list[_Entry]] = defaultdict(list)
     for entry in _entries(connection, run):
         if entry.number in extent:
             entries[entry.metric, entry.table].append(entry)
     families = []
     for (metric, table), versions in sorted(entries.items()):
-        rows = [row for entry in versions for row in extent[entry.number]]
+        ranks, first_step, last_step = together(extent[entry.number] for entry in versions)
         families.append(
             Family(
                 metric=metric,
@@ -74,9 +72,9 @@ def list_families(connection: Connection, *, run: int) -> list[Family]:
                 tensors=tuple(
                     dict.fromkeys(name for entry in reversed(versions) for name in entry.names)
                 ),
-                ranks=tuple(sorted({row.rank for row in rows})),
-                first_step=min(row.first_step for row in rows),
-                last_step=max(row.last_step for row in rows),
+                ranks=ranks,
+                first_step=first_step,
+                last_step=last_step,
             )
         )
     return families

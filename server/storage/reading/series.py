@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ from rankscope.server.storage.reading import layers
 from rankscope.server.storage.reading.extent import ends_of, scalar_extents
 from rankscope.server.storage.reading.points import by_rank_of, read_each
 from rankscope.server.storage.reading.zoom import choose, read_buckets
+
+# One number of a row, as `packing.pack` wrote it.
+_LAST = Struct("<d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +59,8 @@ class RankSeries:
 
 def list_metrics(connection: Connection, *, run: int) -> list[MetricRow]:
     """All scalars of a run, by name; those of single tensors are in `layers.list_families`."""
-    found: dict[str, list[tuple[int, int, int]]] = {}
-    for row in scalar_extents(connection, run=run):
-        found.setdefault(row.name, []).append((row.rank, row.first_step, row.last_step))
     return [
-        MetricRow(
-            name=name,
-            ranks=tuple(rank for rank, _, _ in parts),
-            first_step=min(first for _, first, _ in parts),
-            last_step=max(last for _, _, last in parts),
-        )
-        for name, parts in found.items()
+        MetricRow(name, *extent) for name, extent in scalar_extents(connection, run=run).items()
     ]
 
 
@@ -317,8 +312,8 @@ def latest_values(
         .order_by(c.first_step, c.arrival)
     )
     found: dict[tuple[int, str], float] = {}
-    for row in rows:
-        values = unpack(row.values, np.float64)
-        for place, name in wanted[row.layout]:
-            found[row.rank, name] = float(values[(place + 1) * row.points - 1])
+    # A thousand ranks have as many rows: an array for each would cost more than reading them.
+    for layout, rank, points, values in rows:
+        for place, name in wanted[layout]:
+            [found[rank, name]] = _LAST.unpack_from(values, _LAST.size * ((place + 1) * points - 1))
     return found
