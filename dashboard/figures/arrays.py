@@ -12,6 +12,8 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
+_NO_STEPS = np.empty(0, np.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class Curve:
@@ -54,15 +56,16 @@ def align(curves: Sequence[Curve]) -> tuple[Int64, Float64, Float64, Float64]:
         Steps int64 [S], then values, minima and maxima, float64 [R, S]: NaN where a rank has no
         point; minima and maxima are the values themselves where the data are not buckets.
     """
-    if curves and all(np.array_equal(curves[0].steps, c.steps) for c in curves[1:]):
-        # Ranks go in step, nearly always.
+    first = curves[0].steps if curves else _NO_STEPS
+    if curves and all(c.steps is first or np.array_equal(first, c.steps) for c in curves[1:]):
+        # Ranks go in step, nearly always, and mostly share the array.
         values = np.stack([c.values for c in curves])
         if all(c.minimum is None for c in curves):
-            return curves[0].steps, values, values, values
+            return first, values, values, values
         low = np.stack([c.values if c.minimum is None else c.minimum for c in curves])
         high = np.stack([c.values if c.maximum is None else c.maximum for c in curves])
-        return curves[0].steps, values, low, high
-    steps = np.unique(np.concatenate([c.steps for c in curves] or [np.empty(0, np.int64)]))
+        return first, values, low, high
+    steps = np.unique(np.concatenate([c.steps for c in curves] or [_NO_STEPS]))
     parts = np.full((3, len(curves), len(steps)), np.nan)
     for row, curve in enumerate(curves):
         columns = np.searchsorted(steps, curve.steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,30 +20,65 @@ _OPACITY = (0.10, 0.14, 0.18, 0.24)
 _MAX_OUTLYING = 3
 
 
+class Crowd:
+    """Many ranks on their common steps, with what bands and outliers are both found by.
+
+    Values that are not finite take no part.
+    """
+
+    def __init__(self, curves: Sequence[Curve]) -> None:
+        self.ranks = [curve.rank for curve in curves]
+        # Steps int64 [S], the others float64 [R, S], see `align`.
+        self.steps, values, self.low, self.high = align(curves)
+        there = np.isfinite(values)
+        self.finite = values if there.all() else np.where(there, values, np.nan)
+        self.counts = there.sum(axis=0)
+
+    @cached_property
+    def _ordered(self) -> Float64:
+        """The finite values of each step, ascending; NaN after them."""
+        return np.sort(self.finite, axis=0)
+
+    def percentile(self, wanted: float) -> Float64:
+        """Over the ranks, step by step [S], as `numpy.percentile` has it; NaN where there is none.
+
+        Every percentile is read off the values in order: these are put so once, and not, as by
+        numpy, for each.
+        """
+        place = wanted / 100 * np.maximum(self.counts - 1, 0)
+        below = np.floor(place).astype(np.int64)
+        above = np.minimum(below + 1, np.maximum(self.counts - 1, 0))
+        columns = np.arange(len(self.steps))
+        lower, upper = self._ordered[below, columns], self._ordered[above, columns]
+        share, span = place - below, upper - lower
+        # From the nearer end, so that it is exact at both.
+        return np.asarray(
+            np.where(share < 0.5, lower + span * share, upper - span * (1 - share)), np.float64
+        )
+
+
 def band_traces(
-    curves: Sequence[Curve], *, theme: Theme, smoothing: float, log_y: bool
+    crowd: Crowd, *, theme: Theme, smoothing: float, log_y: bool
 ) -> list[dict[str, Any]]:
     """Four nested bands over the ranks, and their median on top.
 
     Values that are not finite take no part. The outermost band is the range over all ranks and,
     where the data are buckets, over all steps of a bucket: no spike of a single rank disappears.
     """
-    steps, values, low, high = align(curves)
+    steps = crowd.steps
     traces: list[dict[str, Any]] = []
     if not steps.size:
         return traces
-    finite = np.where(np.isfinite(values), values, np.nan)
-    counts = np.isfinite(finite).sum(axis=0)
     # Steps that few ranks sampled would make the quantiles jump; only the range is drawn there.
-    enough = counts * 4 >= counts.max(initial=1)
-    percentiles = [p for pair in BANDS[1:] for p in pair] + [50.0]
-    quantiles = dict(zip(percentiles, _percentiles(finite[:, enough], percentiles), strict=True))
+    enough = crowd.counts * 4 >= crowd.counts.max(initial=1)
+    bottom, top = _extreme(crowd.low, np.fmin), _extreme(crowd.high, np.fmax)
     for (lower, upper), opacity in zip(BANDS, _OPACITY, strict=True):
         if lower == 0.0:
-            x, bottom, top = steps, _extreme(low, np.fmin), _extreme(high, np.fmax)
+            x, low, high = steps, bottom, top
         else:
-            x, bottom, top = steps[enough], quantiles[lower], quantiles[upper]
-        xs, ys = polygons(x, floored(bottom, log_y), drawable(top, log_y))
+            x = steps[enough]
+            low, high = crowd.percentile(lower)[enough], crowd.percentile(upper)[enough]
+        xs, ys = polygons(x, floored(low, log_y), drawable(high, log_y))
         traces.append(
             {
                 "type": "scatter",
@@ -56,40 +92,37 @@ def band_traces(
                 "meta": {"role": "band", "percentiles": [lower, upper]},
             }
         )
-    bottom, top = _extreme(low, np.fmin)[enough], _extreme(high, np.fmax)[enough]
-    traces.append(
-        _median(steps[enough], smooth(quantiles[50.0], smoothing), bottom, top, theme, log_y)
-    )
+    center = smooth(crowd.percentile(50.0)[enough], smoothing)
+    traces.append(_median(steps[enough], center, bottom[enough], top[enough], theme, log_y))
     return traces
 
 
-def outlying(curves: Sequence[Curve]) -> list[int]:
+def outlying(crowd: Crowd) -> list[int]:
     """Up to three ranks that stay outside the others most of the time, the farthest first.
 
     Statistic: the median over the steps of |value - median over ranks| / (1.4826 MAD over ranks);
     listed from 6 on, a distance that no rank of a normally distributed crowd keeps up.
     """
-    steps, values, _, _ = align(curves)
-    if len(curves) < 4 or not steps.size:
+    if len(crowd.ranks) < 4 or not crowd.steps.size:
         return []
-    finite = np.where(np.isfinite(values), values, np.nan)
-    usable = np.isfinite(finite).sum(axis=0) >= 4
+    usable = crowd.counts >= 4
     if not usable.any():
         return []
-    finite = finite[:, usable]
+    some = slice(None) if usable.all() else usable
+    finite, center = crowd.finite[:, some], crowd.percentile(50.0)[some]
+    distance = np.abs(finite - center)
     # What takes no account of NaN is ten times as fast.
     median = np.median if np.isfinite(finite).all() else np.nanmedian
-    center = median(finite, axis=0)
-    spread = 1.4826 * median(np.abs(finite - center), axis=0)
+    spread = 1.4826 * median(distance, axis=0)
     # Ranks that agree to the last digit leave no spread; then rounding alone is no outlier.
     spread = np.maximum(spread, 1e-6 * np.abs(center) + 1e-300)
-    deviations = np.abs(finite - center) / spread
+    deviations = distance / spread
     if np.isfinite(deviations).all():
         score = np.median(deviations, axis=1)
     else:
         score = np.array([_median_of(row) for row in deviations])
     order = np.argsort(-score, kind="stable")[:_MAX_OUTLYING]
-    return [curves[i].rank for i in order if score[i] >= 6.0]
+    return [crowd.ranks[i] for i in order if score[i] >= 6.0]
 
 
 def floored(values: Float64, log_y: bool) -> Float64:
@@ -116,15 +149,6 @@ def _median(
         "hovertemplate": "%{y:.6g} (ranks %{customdata[0]:.4g} to %{customdata[1]:.4g})",
         "meta": {"role": "median"},
     }
-
-
-def _percentiles(values: Float64, wanted: Sequence[float]) -> Float64:
-    if np.isfinite(values).all():
-        return np.asarray(np.percentile(values, wanted, axis=0))
-    result = np.full((len(wanted), values.shape[1]), np.nan)
-    some = np.isfinite(values).any(axis=0)
-    result[:, some] = np.nanpercentile(values[:, some], wanted, axis=0)
-    return result
 
 
 def _extreme(values: Float64, pick: np.ufunc) -> Float64:

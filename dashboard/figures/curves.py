@@ -9,14 +9,14 @@ import numpy as np
 import plotly.graph_objects as go
 
 from rankscope.dashboard.figures.arrays import Curve, Float64, Mark, rank_list
-from rankscope.dashboard.figures.bands import band_traces, outlying
+from rankscope.dashboard.figures.bands import Crowd, band_traces, outlying
 from rankscope.dashboard.figures.labels import SUSPECT_SIGN, end_labels
 from rankscope.dashboard.figures.marks import mark_layout, with_marks
 from rankscope.dashboard.figures.nonfinite import Episode, episodes, nonfinite_trace
 from rankscope.dashboard.figures.outline import area, drawable, single
 from rankscope.dashboard.figures.smoothing import smooth
 from rankscope.dashboard.figures.text import inert, number
-from rankscope.dashboard.figures.theme import LIGHT, Theme, faded, layout, rank_colors
+from rankscope.dashboard.figures.theme import LIGHT, Theme, faded, layout, rank_color
 from rankscope.dashboard.figures.units import axis_title
 
 MAX_LINES = 16
@@ -82,15 +82,16 @@ def rank_curves(
     """
     curves = sorted(curves, key=lambda c: c.rank)
     ranks = [c.rank for c in curves]
-    palette = color_ranks or ranks
-    colors = dict(zip(palette, rank_colors(len(palette), theme), strict=True))
     many = len(curves) > MAX_LINES
-    named = [r for r in ranks if r in set(highlight)][:_MAX_NAMED]
+    wanted, blamable = set(highlight), set(suspects)
+    named = [r for r in ranks if r in wanted][:_MAX_NAMED]
     traces: list[dict[str, Any]] = []
     if many:
-        named += [r for r in outlying(curves) if r not in named]
-        traces += band_traces(curves, theme=theme, smoothing=smoothing, log_y=log_y)
+        crowd = Crowd(curves)
+        named += [r for r in outlying(crowd) if r not in named]
+        traces += band_traces(crowd, theme=theme, smoothing=smoothing, log_y=log_y)
     lines = [c for c in curves if c.rank in named] if many else curves
+    colors = _colors(lines, color_ranks or ranks, theme)
     # The highlighted ones come last: what is drawn last lies on top.
     for curve in sorted(lines, key=lambda c: c.rank in named):
         # Where all are named none stands out.
@@ -109,14 +110,16 @@ def rank_curves(
 
     span = x_range or with_marks(_span(curves), marks)
     shapes, labels = mark_layout(marks, theme, span)
-    usual = None if whole or log_y else usual_range(curves)
-    height = 0.0 if log_y else _height(curves, usual)
-    blamed = {rank for rank in named if rank in set(suspects)}
+    # Of bands these are a million: found once.
+    values = np.zeros(0) if log_y else _drawn(curves)
+    usual = None if whole or log_y else usual_range(values)
+    height = 0.0 if log_y else _height(values, usual)
+    blamed = {rank for rank in named if rank in blamable}
     for of, ink, sign in ((True, theme.critical, SUSPECT_SIGN), (False, theme.text, "")):
         ends = [c for c in lines if c.rank in named and (c.rank in blamed) == of]
         labels += end_labels(ends, ink, log_y, sign=sign, span=height)
     if usual is not None:
-        labels.append(_note(_cut_note(curves, usual), theme))
+        labels.append(_note(_cut_note(values, usual), theme))
     note = _log_note(curves) if log_y else ""
     if note:
         labels.append(_note(note, theme))
@@ -135,7 +138,7 @@ def rank_curves(
             "type": "log" if log_y else "linear",
             "exponentformat": "e",
             "minexponent": 4,
-            **({} if log_y else _around_one_value(curves)),
+            **({} if log_y else _around_one_value(values)),
             **({} if usual is None else {"range": list(usual)}),
             # Zooming is along the steps; y follows the data that are shown.
             "fixedrange": True,
@@ -161,10 +164,20 @@ def rank_curves(
             "named": named,
             "suspects": sorted(blamed),
             "cut": usual is not None,
-            "colors": {str(r): colors[r] for r in ranks if r in colors and not many},
+            "colors": {} if many else {str(rank): color for rank, color in colors.items()},
         },
     }
     return go.Figure(data=traces, layout=settings)
+
+
+def _colors(lines: Sequence[Curve], everyone: Sequence[int], theme: Theme) -> dict[int, str]:
+    """Of the ranks that have a line, by their places among all."""
+    drawn = {curve.rank for curve in lines}
+    return {
+        rank: rank_color(place, len(everyone), theme)
+        for place, rank in enumerate(everyone)
+        if rank in drawn
+    }
 
 
 def _line_traces(
@@ -258,13 +271,12 @@ def _drawn(curves: Sequence[Curve]) -> Float64:
     return found
 
 
-def usual_range(curves: Sequence[Curve]) -> tuple[float, float] | None:
-    """The y range without what would flatten the rest; None where nothing does.
+def usual_range(values: Float64) -> tuple[float, float] | None:
+    """The y range without what would flatten the rest of some values; None where nothing does.
 
     A hundredth of the values at each end may be cut off, and is where the range of all is more than
     four times that of the others: these would have less than a quarter of the height.
     """
-    values = _drawn(curves)
     if len(values) < _ENOUGH:
         return None
     low, high = np.percentile(values, [_ENDS, 100 - _ENDS])
@@ -279,12 +291,11 @@ def usual_range(curves: Sequence[Curve]) -> tuple[float, float] | None:
     return float(near.min()) - room, float(near.max()) + room
 
 
-def _around_one_value(curves: Sequence[Curve]) -> dict[str, Any]:
+def _around_one_value(values: Float64) -> dict[str, Any]:
     """Range of the y axis where all values are one that is small.
 
     Plotly would show it in the middle of 2: a learning rate of 0.002 stood at what looks like 0.
     """
-    values = _drawn(curves)
     if not values.size or not 0 < abs(values[0]) < 1:
         return {}
     if values.max() - values.min() > _ROUNDING * abs(values[0]):
@@ -292,15 +303,13 @@ def _around_one_value(curves: Sequence[Curve]) -> dict[str, Any]:
     return {"range": sorted((0.0, 2.0 * float(values[0])))}
 
 
-def _height(curves: Sequence[Curve], usual: tuple[float, float] | None) -> float:
+def _height(values: Float64, usual: tuple[float, float] | None) -> float:
     """What the linear axis shows."""
-    values = _drawn(curves)
     low, high = usual or ((values.min(), values.max()) if values.size else (0.0, 0.0))
     return float(high - low)
 
 
-def _cut_note(curves: Sequence[Curve], usual: tuple[float, float]) -> str:
-    values = _drawn(curves)
+def _cut_note(values: Float64, usual: tuple[float, float]) -> str:
     beyond = int(((values < usual[0]) | (values > usual[1])).sum())
     ends = [number(float(v)) for v in (values.min(), values.max()) if not usual[0] <= v <= usual[1]]
     return f"{beyond:,} value{'s' if beyond > 1 else ''} beyond, up to {ends[-1]}: not shown"

@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from rankscope.dashboard.figures.arrays import Bool, Curve, Float64, Int64, Mark, align, rank_list
-from rankscope.dashboard.figures.bands import outlying
+from rankscope.dashboard.figures.bands import Crowd, outlying
 from rankscope.dashboard.figures.cells import Scale, nothing, scale_of, value_traces
 from rankscope.dashboard.figures.marks import mark_layout, with_marks
 from rankscope.dashboard.figures.rows import rows_of
@@ -137,7 +137,7 @@ def _outliers(curves: Sequence[Curve]) -> list[int]:
     """Ranks that stay outside the others, and those with a value that is not finite."""
     broken = [c.rank for c in curves if not np.isfinite(c.values).all()]
     # Where most are, nobody stands out by it.
-    return outlying(curves) + (broken if 2 * len(broken) < len(curves) else [])
+    return outlying(Crowd(curves)) + (broken if 2 * len(broken) < len(curves) else [])
 
 
 def _scale(values: Float64, relative: bool) -> Scale:

@@ -46,7 +46,10 @@ def episodes(curves: Sequence[Curve]) -> list[Episode]:
     """All stretches of non-finite values, equal ones of several ranks together, by first step."""
     found: dict[tuple[str, int, int, int], list[int]] = {}
     for curve in curves:
-        bad = np.flatnonzero(~np.isfinite(curve.values))
+        there = np.isfinite(curve.values)
+        if there.all():
+            continue
+        bad = np.flatnonzero(~there)
         start = 0
         for i, place in enumerate(bad):
             kind = _kind(float(curve.values[place]))

@@ -90,11 +90,13 @@ THEMES = {theme.name: theme for theme in (LIGHT, DARK)}
 
 def rank_colors(count: int, theme: Theme) -> list[str]:
     """One colour (`#rrggbb`) for each of `count` ranks, in the order of the ranks."""
+    return [rank_color(place, count, theme) for place in range(count)]
+
+
+def rank_color(place: int, count: int, theme: Theme) -> str:
+    """That of the rank at a place, from 0, among `count` of them."""
     low, high = theme.rank_scale
-    return [
-        _mix(_VIRIDIS, low + (high - low) * (i / (count - 1) if count > 1 else 0.35))
-        for i in range(count)
-    ]
+    return _mix(_VIRIDIS, low + (high - low) * (place / (count - 1) if count > 1 else 0.35))
 
 
 def faded(color: str, opacity: float) -> str:
