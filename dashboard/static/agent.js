@@ -106,17 +106,29 @@ function leftOut({ dropped, late, given_up: givenUp }) {
 
 /** The table rank by rank: at once for a few ranks, folded for many. */
 function each(about) {
-  const plans = new Map(about.agent.sampling.map((s) => [s.rank, s]));
   const box = $("agent-ranks");
-  show(box, plans.size > 0);
-  if (!plans.size) return;
-  if (box.dataset.opened === undefined) box.open = about.world_size <= FEW;
+  const { length } = about.agent.sampling;
+  show(box, length > 0);
+  if (!length) return;
+  if (box.dataset.opened === undefined) {
+    box.open = about.world_size <= FEW;
+    box.addEventListener("toggle", () => box.open && table(shown));
+  }
   box.dataset.opened = "true";
-  const tiers = [...new Set(about.agent.sampling.flatMap((s) => Object.keys(s.intervals)))].sort(
+  $("agent-ranks-title").textContent = `Rank by rank (${about.rank_status.length})`;
+  shown = about;
+  // A thousand rows that nobody sees take longer than all else on the page.
+  if (box.open) table(about);
+}
+
+let shown = null; // The run that the table is of, when it is opened.
+
+function table({ agent, rank_status: ranks }) {
+  const plans = new Map(agent.sampling.map((s) => [s.rank, s]));
+  const tiers = [...new Set(agent.sampling.flatMap((s) => Object.keys(s.intervals)))].sort(
     (a, b) => place(a) - place(b) || a.localeCompare(b),
   );
-  const rows = about.rank_status.map((status) => ({ ...status, plan: plans.get(status.rank) }));
-  $("agent-ranks-title").textContent = `Rank by rank (${rows.length})`;
+  const rows = ranks.map((status) => ({ ...status, plan: plans.get(status.rank) }));
   fill(
     $("agent-table"),
     el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Rank"),

@@ -41,7 +41,24 @@ export function query(values) {
   return text ? `?${text}` : "";
 }
 
-export const get = (path, values = {}) => ask(path + query(values));
+// How long an answer stands for what is now: scripts of a page that is opened in the background may
+// wait for hours until they want it.
+const FRESH_MS = 10_000;
+const asked = new Map(); // Address -> { answer, at }: what was asked for ahead and not wanted yet.
+
+/** Asks for what `get` is going to be called for within seconds, with the same values in this order. */
+export function askAhead(path, values = {}) {
+  const answer = ask(path + query(values));
+  answer.catch(() => {}); // Who calls `get` hears of it.
+  asked.set(path + query(values), { answer, at: performance.now() });
+}
+
+export function get(path, values = {}) {
+  const address = path + query(values);
+  const { answer, at } = asked.get(address) ?? {};
+  asked.delete(address);
+  return answer && performance.now() - at < FRESH_MS ? answer : ask(address);
+}
 
 export const post = (path, body = {}) =>
   ask(path, {

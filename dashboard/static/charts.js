@@ -1,6 +1,6 @@
 // The curves: one card a metric, drawn when it comes into view, all with one step axis.
 
-import { Problem, query, root, runPath } from "./api.js";
+import { Problem, askAhead, query, root, runPath } from "./api.js";
 import { $, el, number, show } from "./dom.js";
 import { exportMenu } from "./exports.js";
 import { Plot } from "./plot.js";
@@ -290,22 +290,32 @@ export class Charts {
     }
   }
 
+  /** Asks for the figure of what most runs have and the page shows first, before it knows the series. */
+  ask() {
+    askAhead(...this.#figure(FIRST[0]));
+  }
+
+  /** Path and parameters of a metric's figure. */
+  #figure(metric) {
+    const s = this.state;
+    return [`${this.#figures()}/curves.json`, {
+      metric,
+      ranks: s.get("ranks"),
+      highlight: s.get("highlight"),
+      from_step: s.get("from"),
+      to_step: s.get("to"),
+      smoothing: s.get("smoothing") === "0" ? "" : s.get("smoothing"),
+      log: this.isLog(metric) ? "true" : "",
+      axis: s.get("axis"),
+      whole: this.#listed("whole", metric) ? "true" : "",
+      theme: window.rankscopeTheme.current(),
+    }];
+  }
+
   async #draw(card) {
     card.dirty = false;
-    const s = this.state;
     try {
-      await card.plot.draw(`${this.#figures()}/curves.json`, {
-        metric: card.metric,
-        ranks: s.get("ranks"),
-        highlight: s.get("highlight"),
-        from_step: s.get("from"),
-        to_step: s.get("to"),
-        smoothing: s.get("smoothing") === "0" ? "" : s.get("smoothing"),
-        log: this.isLog(card.metric) ? "true" : "",
-        axis: s.get("axis"),
-        whole: this.#listed("whole", card.metric) ? "true" : "",
-        theme: window.rankscopeTheme.current(),
-      });
+      await card.plot.draw(...this.#figure(card.metric));
       card.node.dataset.drawn = "true";
       this.#dress(card);
       this.onDrawn?.(card.plot.meta);

@@ -26,7 +26,8 @@ export function grown(before, answer) {
 
 const key = (trace) => JSON.stringify([trace.name, trace.meta]);
 
-function decoded(trace) {
+/** The arrays of a trace that came as base64, as numbers. */
+export function decoded(trace) {
   const found = {};
   for (const name of POINTS) if (trace[name]?.bdata !== undefined) found[name] = array(trace[name]);
   return found;

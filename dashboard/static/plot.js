@@ -2,16 +2,25 @@
 
 import { Problem, get, root } from "./api.js";
 import { grown } from "./growing.js";
+import { sketch } from "./sketch.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false, showTips: false };
 
 let library = null;
+const address = () => `${root}/static/${document.body.dataset.plotly}`;
+
+/** Has the library fetched, and not read yet: that takes the browser's time. */
+export function fetchPlotly() {
+  const link = document.createElement("link");
+  Object.assign(link, { rel: "preload", as: "script", href: address() });
+  document.head.append(link);
+}
 
 /** The library that draws, which is large: what a page says in words does not wait for it. */
 export function plotly() {
   library ??= new Promise((loaded, failed) => {
     const script = document.createElement("script");
-    script.src = `${root}/static/${document.body.dataset.plotly}`;
+    script.src = address();
     script.onload = () => loaded(window.Plotly);
     script.onerror = () => {
       script.remove();
@@ -22,6 +31,10 @@ export function plotly() {
   });
   return library;
 }
+
+/** Kept when what was put on the page stands there; at once where nobody sees it. */
+const painted = () =>
+  document.hidden || new Promise((seen) => requestAnimationFrame(() => setTimeout(seen)));
 
 /** Arrays come as base64 of their bytes; plotly keeps what it decoded beside it. */
 export const values = (array) => array?._inputArray ?? array ?? [];
@@ -86,7 +99,13 @@ export class Plot {
     if (this.meta.nothing) return;
     // What was wrong before this one.
     this.node.querySelector(":scope > .broken")?.remove();
+    if (!this.drawn && !window.Plotly) {
+      this.node.querySelector(":scope > .sketch")?.remove();
+      sketch(this.node, figure);
+      await painted();
+    }
     await (await plotly()).react(this.node, figure.data, figure.layout, CONFIG);
+    this.node.querySelector(":scope > .sketch")?.remove();
     // Only now: one that could not be drawn has to be tried again.
     [this.#text, this.#asked, this.#figure] = [text, asked, figure];
     if (this.meta.summary) this.node.setAttribute("aria-label", this.meta.summary);

@@ -15,7 +15,7 @@ import { onKey, showError } from "./frame.js";
 import { REPLICAS, headline, settled, staleness } from "./headline.js";
 import { Live } from "./live.js";
 import { Overviews } from "./overviews.js";
-import { Plot, plotly } from "./plot.js";
+import { Plot, fetchPlotly } from "./plot.js";
 import { QueryState } from "./query.js";
 import { RankTable, isOrder } from "./ranks.js";
 import { plain, settings } from "./settings.js";
@@ -35,8 +35,8 @@ const PATIENCE = 60;
 const MAX_EVENTS = 20;
 // Newest runs of a project among which a good one is looked for.
 const RECENT = 50;
-// Passing ones among them whose configurations are asked for.
-const CANDIDATES = 10;
+// More alerts than this stand between the headline and the curves: none of these is in sight then.
+const ABOVE = 1;
 
 const run = document.body.dataset.run;
 const path = runPath(run);
@@ -175,15 +175,10 @@ $("chips").addEventListener("click", (event) => {
   state.set({ highlight: [...chosen].join(",") });
 });
 
-const metrics = () => get(`${path}/metrics`, { tensors: "false" });
-let early = null; // The first answer to that, which is asked for together with what the headline says.
-
 const refreshCharts = throttle(CHARTS_MS, async () => {
-  const asked = early;
-  early = null;
   if (!facts || document.hidden) return;
   try {
-    const { items, families: byTensor } = await (asked ?? metrics());
+    const { items, families: byTensor } = await get(`${path}/metrics`, { tensors: "false" });
     const names = items.map((metric) => metric.name);
     charts.setMetrics(names, byTensor);
     offerAxes(names);
@@ -221,8 +216,12 @@ async function loadFacts() {
       get(path), get(`${path}/verdict`), everything(`${path}/alerts`, { consequences: true }),
     ]);
     facts = { run: about, verdict, alerts, ranks: about.rank_status };
-    // What is said in words stands on the page: now the charts may take the line.
-    requestAnimationFrame(() => plotly().catch(showError));
+    // What is said in words is here: now the charts may take the line. The browser reads the library
+    // when there is something to be drawn.
+    if (!arrived && about.last_step >= 0) {
+      fetchPlotly();
+      if (families(alerts).length <= ABOVE) charts.ask();
+    }
     showError(null);
     live.answers(true);
   } catch (error) {
@@ -233,7 +232,8 @@ async function loadFacts() {
   announce();
   if (!arrived) {
     arrive();
-    if (facts.verdict.verdict !== "pass") findGood().catch(showError);
+    // Server and browser are for the curves at first.
+    if (facts.verdict.verdict !== "pass") charts.first.then(() => findGood().catch(showError));
   }
   const now = [facts.run.last_step, facts.run.evaluated_step, facts.alerts.length].join();
   if (now !== drawn) {
@@ -265,11 +265,10 @@ async function findGood() {
   const { items } = await get("/api/v1/runs", { project, order: "newest", limit: RECENT });
   const passed = items.filter((one) => one.id !== run && one.verdict === "pass" && Date.parse(one.started_at) < Date.parse(began));
   if (!passed.length) return;
-  const about = await Promise.all(passed.slice(0, CANDIDATES).map((one) => get(runPath(one.id))));
-  const counts = about.map((one) => differing(one, facts.run));
+  const counts = passed.map((one) => differing(one, facts.run));
   // Newest first: of those that differ in as few settings the newest one.
   const fewest = Math.min(...counts);
-  const found = about[counts.indexOf(fewest)];
+  const found = passed[counts.indexOf(fewest)];
   const query = [found.id, run].map((id) => `runs=${encodeURIComponent(id)}`).join("&");
   const words = fewest === 1 ? "1 setting differs" : `${fewest || "no"} settings differ`;
   good = { name: found.name || found.id, address: `${root}/compare?${query}`, words };
@@ -505,5 +504,3 @@ contents($("contents"), () => {
 const live = new Live(`${root}${path}/stream`, ["points", "alert", "state"], heard);
 setInterval(() => !document.hidden && tick(), TICK_MS);
 loadFacts();
-early = metrics();
-early.catch(() => {}); // Who waits for it says so.

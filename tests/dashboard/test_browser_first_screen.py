@@ -148,6 +148,61 @@ def test_the_curves_are_asked_for_before_the_maps_below_them(browser, server):
     assert names.index("metrics") < plotly
 
 
+def test_what_the_page_asks_for_first_is_asked_for_once(browser, server):
+    asked = []
+    with watched_page(browser, server, height=2400) as watched:
+        page = watched.page
+        page.on("request", lambda request: asked.append(urlsplit(request.url).path))
+        page.goto("/runs/broken")
+        wait_until_drawn(page)
+    run = "/api/v1/runs/broken"
+    # It has ended and is judged: nothing that comes asks for more.
+    first = (run, f"{run}/verdict", f"{run}/alerts", f"{run}/metrics")
+    assert [asked.count(path) for path in first] == [1] * 4
+
+
+def test_curves_stand_on_the_page_before_the_library_that_draws_them(open_page, server):
+    page = open_page("/")
+    held = []
+    holding = True
+
+    def hold(route):
+        if holding:
+            held.append(route)
+        else:
+            route.continue_()
+
+    page.route("**/static/plotly-*", hold)
+    page.goto("/runs/broken")
+    sketch = page.locator('.chart[data-metric="loss"] .sketch')
+    # Of four ranks a line each, within the chart, and the numbers of the axes.
+    expect(sketch.locator("path[stroke-width]")).to_have_count(4)
+    lines = [box.bounding_box() for box in sketch.locator("path[stroke-width]").all()]
+    chart = page.locator('.chart[data-metric="loss"] .plot').bounding_box()
+    for line in lines:
+        assert chart["x"] < line["x"]
+        assert line["x"] + line["width"] <= chart["x"] + chart["width"]
+        assert line["width"] > chart["width"] / 2
+        assert chart["y"] <= line["y"]
+        assert line["y"] + line["height"] <= chart["y"] + chart["height"]
+    numbers = sketch.locator("text").all_text_contents()
+    assert {"0", "100", "step", "loss"} <= {*numbers}
+    holding = False
+    for route in held:
+        route.continue_()
+    wait_until_drawn(page)
+    expect(page.locator(".sketch")).to_have_count(0)
+    assert lines_of(page, "loss") == 4
+
+
+def lines_of(page, metric):
+    return page.evaluate(
+        'metric => document.querySelector(`.chart[data-metric="${metric}"] .plot`)'
+        ".data.filter((trace) => trace.meta?.role === 'raw').length",
+        metric,
+    )
+
+
 def test_what_only_follows_makes_no_rank_suspicious(open_page, server):
     alerts = httpx.get(f"{server}/api/v1/runs/broken/alerts?consequences=true").json()["items"]
     assert any(alert["parent"] for alert in alerts)
