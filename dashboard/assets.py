@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import re
+import stat
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, HTTPException, Request, Response
 from starlette.datastructures import Headers
 from starlette.responses import FileResponse
@@ -48,8 +50,8 @@ def _plotly_version() -> str:
 
 
 @router.get("/static/plotly-{version}.min.js")
-def plotly(request: Request, version: str) -> Response:
-    """The library that draws."""
+async def plotly(request: Request, version: str) -> Response:
+    """The library that draws; from memory, so that it need not wait for queries."""
     if version != _plotly_version():
         raise HTTPException(404, f"This server draws with {plotly_name()}.")
     packed = "gzip" in request.headers.get("accept-encoding", "")
@@ -60,6 +62,9 @@ def plotly(request: Request, version: str) -> Response:
     }
     if packed:
         headers["Content-Encoding"] = "gzip"
+    if packed and not _plotly_packed.cache_info().currsize:
+        # A tenth of a second, in which the loop would answer nobody; in a thread of its own.
+        await to_thread.run_sync(_plotly_packed, limiter=CapacityLimiter(1))
     body = _plotly_packed() if packed else plotly_js()
     return Response(body, media_type="text/javascript; charset=utf-8", headers=headers)
 
@@ -86,8 +91,14 @@ def modules(script: str) -> tuple[str, ...]:
 class _OwnFiles(StaticFiles):
     """Our files: asked for again every time (a 304 mostly), as their names carry no version."""
 
+    def __init__(self, *, directory: Path, html: bool = False) -> None:
+        super().__init__(directory=directory, html=html)
+        # That the folder is there has been looked at by now; the first request would do it again,
+        # in one of the threads for queries.
+        self.config_checked = True
+
     async def get_response(self, path: str, scope: Scope) -> Response:
-        answer = await super().get_response(path, scope)
+        answer = self._at_once(path, scope) or await super().get_response(path, scope)
         if isinstance(answer, FileResponse) and _is_packed(scope, answer):
             body = _packed(str(answer.path), answer.headers["etag"])
             # Length and encoding are of what is sent, the rest of the file.
@@ -99,6 +110,22 @@ class _OwnFiles(StaticFiles):
         answer.headers["Cache-Control"] = "no-cache"
         answer.headers["X-Content-Type-Options"] = "nosniff"
         return answer
+
+    def _at_once(self, path: str, scope: Scope) -> Response | None:
+        """A file that is there, looked up without a thread; None for all else.
+
+        The threads are those that answer queries, and few: a page's scripts would wait behind what
+        its first one asks for.
+        """
+        if scope["method"] not in ("GET", "HEAD"):
+            return None
+        try:
+            full_path, found = self.lookup_path(path)
+        except (OSError, ValueError):
+            return None
+        if found is None or not stat.S_ISREG(found.st_mode):
+            return None
+        return self.file_response(full_path, found, scope)
 
 
 def _is_packed(scope: Scope, answer: FileResponse) -> bool:

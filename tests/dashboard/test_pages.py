@@ -4,10 +4,12 @@ import base64
 import gzip
 import json
 import re
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from anyio import to_thread
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
@@ -267,6 +269,34 @@ def test_our_own_files_travel_compressed(client, name):
         assert one.headers["content-type"] == plain.headers["content-type"]
         known = asked | {"if-none-match": one.headers["etag"]}
         assert client.get(f"/static/{name}", headers=known).status_code == 304
+
+
+def test_files_do_not_wait_for_queries_that_are_being_answered(source):
+    begun, over = threading.Event(), threading.Event()
+    app = FastAPI()
+
+    @app.get("/one-thread")
+    async def one_thread():
+        to_thread.current_default_thread_limiter().total_tokens = 1
+
+    @app.get("/query")
+    def query():
+        begun.set()
+        over.wait(60)
+
+    pages.install(app, source)
+    with serve_app(app) as client:
+        (plotly,) = re.findall(r'data-plotly="([^"]+)"', client.get(f"/runs/{RUN}").text)
+        client.get("/one-thread")
+        asking = threading.Thread(target=client.get, args=("/query",))
+        asking.start()
+        try:
+            assert begun.wait(60)
+            for name in ("run.js", "rankscope.css", plotly):
+                assert client.get(f"/static/{name}", timeout=30).status_code == 200
+        finally:
+            over.set()
+            asking.join()
 
 
 def test_the_run_page_names_all_its_scripts_at_once(client):

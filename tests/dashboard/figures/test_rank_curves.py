@@ -1,5 +1,7 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rankscope.dashboard.figures import (
     DARK,
@@ -12,6 +14,7 @@ from rankscope.dashboard.figures import (
     rank_curves,
     smooth,
 )
+from rankscope.dashboard.figures.bands import Crowd
 
 
 def curves(ranks: int, steps: int = 100, seed: int = 0) -> list[Curve]:
@@ -385,3 +388,16 @@ def test_values_that_differ_by_the_rounding_of_float32_are_one():
         0,
         0.04,
     )
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0, 1))
+def test_percentiles_over_the_ranks_are_those_of_numpy(seed, missing):
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal((23, 9)) * 10.0 ** rng.integers(-3, 4, 9)
+    values[rng.random(values.shape) < missing] = rng.choice([np.nan, np.inf, -np.inf])
+    crowd = Crowd([Curve(rank, np.arange(9), row) for rank, row in enumerate(values)])
+    for percent in (7.0, 31.0, 50.0, 93.0):
+        for column, found in zip(values.T, crowd.percentile(percent), strict=True):
+            there = column[np.isfinite(column)]
+            expected = np.percentile(there, percent) if there.size else np.nan
+            assert np.array_equal(found, expected, equal_nan=True)
