@@ -32,8 +32,7 @@ class _Given:
     """What a module was given first at a step."""
 
     module: torch.nn.Module
-    elements: int
-    few: torch.Tensor | None  # a copy of its first elements; None on a device
+    some: torch.Tensor | None  # a copy of some of its elements; None where they are not here
 
 
 class _CallHook(ModuleHook):
@@ -50,10 +49,10 @@ class _CallHook(ModuleHook):
         kwargs: dict[str, Any] | None = None,
     ) -> None:
         """Notifies the search, if it still exists and this is not a copy."""
-        if is_compiling() or torch._C._is_tracing() or graph_task() != -1:
+        if is_compiling() or torch._C._is_tracing() or hooks.is_transformed() or graph_task() != -1:
             return
         search = None if self._search is None else self._search()
-        if search is not None:
+        if search is not None and not search.idle:
             search.called(self._name, module, args, kwargs or {})
 
 
@@ -63,17 +62,18 @@ class EntrySearch:
     Args:
         model: whose own forward is not called.
         guarded: what contains the errors of a call.
-        first: is called with the first call of each step that may be it, if given.
+
+    Attributes:
+        idle: calls are of no interest any more, though the hooks are still there.
     """
 
     def __init__(
         self,
         model: torch.nn.Module,
         guarded: Callable[[str, Callable[..., Any]], Callable[..., Any]],
-        first: Callable[..., Any] | None = None,
     ) -> None:
         self.called = guarded("entry", self._module_called)
-        self._first = first
+        self.idle = False
         self._called: set[str] = set()
         self._now: dict[str, _Given] = {}
         self._before: dict[str, _Given] = {}
@@ -100,12 +100,7 @@ class EntrySearch:
         given = [t for t in tensors_in(args, kwargs) if readable(t)]
         if not given or given[0].requires_grad:
             return  # what others have made
-        first = not self._now
-        tensor = held(given[0]).detach()
-        few = tensor.flatten()[:_ELEMENTS].clone() if tensor.is_cpu else None
-        self._now[name] = _Given(module, tensor.numel(), few)
-        if first and self._first is not None:
-            self._first(module, args, kwargs)
+        self._now[name] = _Given(module, _some(held(given[0]).detach()))
 
     def found(self) -> torch.nn.Module | None:
         """To be called when a step has ended: the module, as soon as it is known."""
@@ -116,17 +111,14 @@ class EntrySearch:
             return None
         self._steps += 1
         before, self._before = self._before, now
-        both = [(before[name], given) for name, given in now.items() if name in before]
-        if self._steps < _STEPS or not both:
-            return None
-        changed = [given for last, given in both if not _same(last, given)]
-        # The batch is the largest of what changes from step to step.
-        return max(changed or [given for _, given in both], key=lambda g: g.elements).module
+        changed = [g for name, g in now.items() if name in before and not _same(before[name], g)]
+        # Of several that change (a pair, a grid made anew) nothing shows which one is the batch.
+        return changed[0].module if self._steps >= _STEPS and len(changed) == 1 else None
 
     @property
     def is_over(self) -> bool:
         """Whether it is given up."""
-        return not self._hooks or self._steps > _STEPS or self._attempts >= _ATTEMPTS
+        return not self._hooks or self._steps >= _STEPS or self._attempts >= _ATTEMPTS
 
     def end(self) -> None:
         """No call is followed any more."""
@@ -135,5 +127,14 @@ class EntrySearch:
         self._hooks = []
 
 
+def _some(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Elements from all over a tensor on the host; None of others, which would be waited for."""
+    if not (tensor.is_cpu and tensor.is_contiguous() and tensor.numel()):
+        return None
+    # Odd: no column of an image again and again.
+    step = max(tensor.numel() // _ELEMENTS, 1) | 1
+    return tensor.view(-1)[::step].clone()
+
+
 def _same(last: _Given, given: _Given) -> bool:
-    return last.few is not None and given.few is not None and torch.equal(last.few, given.few)
+    return last.some is not None and given.some is not None and torch.equal(last.some, given.some)

@@ -53,8 +53,6 @@ class ForwardHook:
         self._may_search = True
         self._traced = frames_traced()
         self._search: EntrySearch | None = None
-        if isinstance(model, torch.nn.ModuleDict | torch.nn.ModuleList):  # which have no forward
-            self._begin_search(self._listener)
         self._put_on()
 
     def want(self, wanted: bool) -> None:
@@ -82,11 +80,16 @@ class ForwardHook:
         """A step has ended during all of which it was on."""
         search = self._search
         if search is None:
+            # What is compiled would be compiled anew for a hook.
             if not self.calls and self._may_search and frames_traced() == self._traced:
-                # What is compiled would be compiled anew for a hook.
-                self._begin_search()
+                self._may_search = False
+                if not any(map(_is_compiled, self._model.modules())):
+                    self._search = EntrySearch(self._model, self._guarded)
             return
-        entry = search.found()
+        if frames_traced() != self._traced:
+            search.idle = True  # the hooks stay where they are: they are part of what was compiled
+            return
+        entry = None if self.calls else search.found()
         if entry is not None:
             if self._hook is not None:
                 self._hook.remove()
@@ -94,7 +97,7 @@ class ForwardHook:
             self._put_on()
             if not self._wanted and self._hook is not None:
                 self._hook.take_off()
-        if entry is not None or search.is_over:
+        if entry is not None or self.calls or search.is_over:
             search.end()
             self._search = None
 
@@ -104,10 +107,6 @@ class ForwardHook:
             self._search.end()
         if self._hook is not None:
             self._hook.remove()
-
-    def _begin_search(self, first: Callable[..., Any] | None = None) -> None:
-        self._may_search = False
-        self._search = EntrySearch(self._model, self._guarded, first)
 
     def _put_on(self) -> None:
         model, hook = self._model, self._hook
@@ -123,3 +122,10 @@ class ForwardHook:
                 model.register_forward_pre_hook(self._listener, prepend=True, with_kwargs=True),
                 first=True,
             )
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    return (
+        type(module).__name__ == "OptimizedModule"
+        or getattr(module, "_compiled_call_impl", None) is not None
+    )

@@ -39,6 +39,11 @@ _level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 _is_tracing: Callable[[], bool] = torch._C._is_tracing
 
 
+def is_transformed() -> bool:
+    """Whether what a model is given stands for something else (`torch.func`)."""
+    return _level() is not None
+
+
 class ForwardListener(Protocol):
     """Is notified of a module's forward; must not raise."""
 

@@ -400,7 +400,6 @@ class TorchMonitor(Monitor):
             context.not_applied = self._optimizers.not_applied()
             self._calls.after_step(facts)
             self._sampled_steps += context.full
-            self._forward_hook.step_ended()
         elif mode is LIGHTWEIGHT:
             self._calls.after_passing(facts)
         else:
@@ -408,6 +407,8 @@ class TorchMonitor(Monitor):
         self._by_user.take_out(facts.step, facts.scalars)
         if mode is SAMPLED:
             self._publisher.everything(facts)
+            with self._guard.probe("entry"):
+                self._forward_hook.step_ended()
         else:
             self._publisher.scalars_alone(facts)
         self._spent.end()

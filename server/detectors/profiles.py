@@ -123,8 +123,9 @@ assert tuple(PROFILES) == NAMES
 # by the loss: whatever that is, they hold.
 OWN_GOAL = "goal:"
 
-# Kinds and keys of findings that no loss makes right: players and policies learn by gradients.
-OF_ANY_LOSS = frozenset({("gradient.vanishing", "zero")})
+# Kinds and keys of findings that no game makes right: each player learns by its gradients. A policy
+# has none until its first reward.
+OF_ANY_PLAYER = frozenset({("gradient.vanishing", "zero")})
 
 # What ranks report where another optimizer of their process steps in turns with theirs, each on a
 # backward pass of its own: players of a game, or parts of a training with goals of their own.

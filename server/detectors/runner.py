@@ -18,7 +18,7 @@ from rankscope.server.detectors.profiles import (
     FROM_REWARDS,
     IN_TURNS,
     LOGGED,
-    OF_ANY_LOSS,
+    OF_ANY_PLAYER,
     OWN_GOAL,
     PROFILES,
     TURNS,
@@ -163,8 +163,8 @@ class Evaluation:
         self, window: Window, findings: Sequence[Finding], checks: dict[str, Check]
     ) -> list[Finding]:
         """What is left of the findings under what the run's loss is; changes `checks`."""
-        goals = [finding for finding in findings if _holds_for_any_loss(finding)]
-        findings = [finding for finding in findings if not _holds_for_any_loss(finding)]
+        goals = [finding for finding in findings if finding.key.startswith(OWN_GOAL)]
+        findings = [finding for finding in findings if not finding.key.startswith(OWN_GOAL)]
         declared, since = window.config.get("profile"), -1
         if isinstance(declared, str) and declared in PROFILES:
             name, how = declared, "the run's config declares it"
@@ -179,10 +179,17 @@ class Evaluation:
         else:
             name, how = DESCENT, ""
             if self._turns_since is not None:
-                findings = _as_information(findings, IN_TURNS, self._turns_since)
+                informing = _as_information(findings, IN_TURNS, self._turns_since)
+                findings = [
+                    finding if _of_any_player(finding) else informed
+                    for finding, informed in zip(findings, informing, strict=True)
+                ]
             if any((c or {}).get(ENVIRONMENTS) for c in window.configs.values()):
                 findings = _as_information(findings, FROM_REWARDS)
         profile = PROFILES[name]
+        if name == "adversarial":
+            goals += [finding for finding in findings if _of_any_player(finding)]
+            findings = [finding for finding in findings if not _of_any_player(finding)]
         for kind, why in profile.without.items():
             by_goal = any(finding.kind == kind for finding in goals)
             if kind in checks and kind not in self._off and not by_goal:
@@ -269,8 +276,8 @@ def _as_information(
     ]
 
 
-def _holds_for_any_loss(finding: Finding) -> bool:
-    return finding.key.startswith(OWN_GOAL) or (finding.kind, finding.key) in OF_ANY_LOSS
+def _of_any_player(finding: Finding) -> bool:
+    return (finding.kind, finding.key) in OF_ANY_PLAYER
 
 
 def _is_open(running: _Running) -> bool:

@@ -82,9 +82,10 @@ class Loss(Probe):
     Passes that left this optimizer's gradients alone (another model's) and those whose gradients
     were thrown away again do not count: of these, `passes_discarded` is the number, posted where
     there are any. Where the trainer divides the losses of all passes of a step by one and the same
-    number, that is `loss_divisor`, posted from the first such step on. Of a closure that is called
-    several times the first call counts, as in what `step` returns. Where no `backward` is called it
-    is what `torch.autograd.grad` was first asked to differentiate by the parameters, and where the
+    number, that is `loss_divisor`, posted from the first such step on; where they are sums over
+    elements that it divides, `losses_summed` is 1. Of a closure that is called several times the
+    first call counts, as in what `step` returns. Where no `backward` is called it is what
+    `torch.autograd.grad` was first asked to differentiate by the parameters, and where the
     optimizer steps in the middle of `backward`, what that started from.
 
     Leaves `micro_steps`: the number of those backward passes.
@@ -291,11 +292,13 @@ class Loss(Probe):
                 count = len(own)
                 if before == len(passes) > count:
                     facts.scalars["passes_discarded"] = before - count
-                    own = passes
+                    own = list(passes)
                 divisor = common([p[1] for p in own])
                 self._divides |= divisor != 1.0
                 if self._divides:
                     facts.scalars["loss_divisor"] = divisor
+                if any(p[8] is not None for p in own):
+                    facts.scalars["losses_summed"] = 1.0
             elif self._divides:
                 facts.scalars["loss_divisor"] = 1.0
             facts.shared["micro_steps"] = count

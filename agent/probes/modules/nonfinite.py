@@ -335,7 +335,7 @@ class NonFinite(Probe):
     ) -> None:
         """The root module comes last. Where it gave finite numbers nothing is checked."""
         finite = all_finite(outputs)
-        # After one that stands for it others follow.
+        # What comes after one that stands for it is not held.
         if place == 0 and outputs and self._now().get("output_finite") is not False:
             self._now()["output_finite"] = finite
         if not finite:

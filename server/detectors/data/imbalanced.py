@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.data.uneven_passes import DIVISOR, PASSES, UnevenPasses
+from rankscope.server.detectors.data.uneven_passes import DIVISOR, PASSES, SUMMED, UnevenPasses
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
 from rankscope.server.detectors.mechanisms.loss_weights import INPUTS, LossWeights
 from rankscope.server.detectors.mechanisms.series_by_step import rows_by_step
@@ -83,18 +83,19 @@ class Imbalanced(Detector[UnevenState]):
     over samples (or tokens): the samples of the smaller batches count for more.
 
     Statistic:
-        `tokens` of a step where they are reported, else `samples`: at most half of the median of
-        the other ranks, or at least twice that, on the same side at 8 consecutive samples (one more
-        each time the number of samples doubles beyond 64). Batches whose sizes vary by themselves,
-        or that are short at the end of an epoch, are not on one side for so long. Over after 16
-        steps. Where the reduction was seen to give ranks weights in proportion to their samples or
-        tokens (`reduction.wrong`), or their losses to be multiplied by such weights (of a cross
-        entropy, of which the mean is known), unequal numbers are in order.
+        `tokens` of a step where they are reported, else `samples`, over its passes: at most half of
+        the median of the other ranks, or at least twice that, on the same side at 8 consecutive
+        samples (one more each time the number of samples doubles beyond 64). Batches whose sizes
+        vary by themselves, or that are short at the end of an epoch, are not on one side for so
+        long. Over after 16 steps. Where the reduction was seen to give ranks weights in proportion
+        to their samples or tokens (`reduction.wrong`), or their losses to be multiplied by such
+        weights (of a cross entropy, of which the mean is known), unequal numbers are in order.
 
         And the weight of a rank's losses, which is known exactly: the backward passes of a step
         over the number that the trainer divides each loss by. It is not that of the other ranks, or
         that of all before, at 8 of 16 sampled steps, while the others' does not vary (key
-        `passes`); sums that are divided by numbers of samples have other weights by right.
+        `passes`). Ranks that count by their samples, and 1 on average, do so by right; where losses
+        are sums over elements that the trainer divides, nothing is said.
 
     Severity:
         Warning.
@@ -109,7 +110,7 @@ class Imbalanced(Detector[UnevenState]):
     """
 
     kinds = ("data.imbalanced",)
-    wants = (*_COUNTS, "loss", *INPUTS, PASSES, DIVISOR)
+    wants = (*_COUNTS, "loss", *INPUTS, PASSES, DIVISOR, SUMMED)
     min_ranks = 2
 
     policy: ImbalancedPolicy
@@ -121,7 +122,7 @@ class Imbalanced(Detector[UnevenState]):
     def advance(self, window: Window, state: UnevenState) -> Outcome:
         """Goes through the sizes of the batches step by step."""
         state.losses.take(window)
-        by_step = rows_by_step(window, "tokens")
+        by_step, passes = rows_by_step(window, "tokens"), rows_by_step(window, PASSES)
         steps, rows = rank_rows(window, "samples")
         reductions = deque(made for made in window.reductions if made.agreed and made.known)
         for step, samples in zip(steps.tolist(), rows, strict=True):
@@ -136,16 +137,19 @@ class Imbalanced(Detector[UnevenState]):
                 state.streaks.clear()
             there = np.flatnonzero(~np.isnan(sizes))
             if len(there) > 1:
-                self._step(state, step, window.ranks[there], sizes[there])
+                # Of a pass: how many there are in a step is judged for itself.
+                each = sizes / passes[step] if step in passes else sizes
+                each = np.where(np.isnan(each), sizes, each)
+                self._step(state, step, window.ranks[there], sizes[there], each[there])
         if not (state.counted or state.losses.by_samples):
             state.passes.take(window)
         by_passes = state.passes.findings(window)
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
-        if by_passes:
-            findings = ()  # of other sizes, because there are more or fewer of them
         return Outcome({"data.imbalanced": _check(state)}, (*findings, *by_passes))
 
-    def _step(self, state: UnevenState, step: int, who: Int64, sizes: Float64) -> None:
+    def _step(
+        self, state: UnevenState, step: int, who: Int64, sizes: Float64, each: Float64
+    ) -> None:
         state.sampled += 1
         factor = self.policy.factor
         if state.counted or state.losses.by_samples:
@@ -156,8 +160,8 @@ class Imbalanced(Detector[UnevenState]):
             _even(state, step, who)
             return
         needed = _SAMPLES + int(max(0.0, math.log2(state.sampled / _FIRST)))
-        others = _median_of_others(sizes)
-        sides = (sizes >= factor * others).astype(np.int64) - (factor * sizes <= others)
+        sides = _sides(sizes, factor)
+        sides *= sides == _sides(each, factor)
         streaks = state.streaks
         if not streaks and not sides.any():
             _even(state, step, who)
@@ -188,6 +192,12 @@ def _even(state: UnevenState, step: int, who: Int64) -> None:
     known = state.watch.current
     if known is None or set(known.facts.suspects).issubset(who.tolist()):
         state.watch.good(step)
+
+
+def _sides(sizes: Float64, factor: float) -> Int64:
+    """1 for each rank with so many times what the others have, -1 for as much less; int64 [R]."""
+    others = _median_of_others(sizes)
+    return (sizes >= factor * others).astype(np.int64) - (factor * sizes <= others)
 
 
 def _median_of_others(sizes: Float64) -> Float64:

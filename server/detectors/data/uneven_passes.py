@@ -18,12 +18,12 @@ from rankscope.server.detectors.mechanisms.series_by_step import rows_by_step
 from rankscope.server.detectors.mechanisms.wording import agree, count, number, ranks, sentences
 from rankscope.server.window import Bool, Float64, Window
 
-PASSES, DIVISOR = "micro_steps", "loss_divisor"
+PASSES, DIVISOR, SUMMED = "micro_steps", "loss_divisor", "losses_summed"
 # Sampled steps that are looked at together, and at how many of them a rank has to count otherwise:
 # the last group of an epoch may be smaller, on some ranks by one.
 _SIZE, _TIMES = 16, 8
-# Divisors are read off a graph in 32 bits.
-_SAME = 1e-5
+# Weights that differ by less do no harm beside the noise of a gradient.
+_SAME = 0.01
 _NONE = np.empty(0)
 
 
@@ -74,6 +74,7 @@ class UnevenPasses:
             return
         divided = rows_by_step(window, DIVISOR)
         samples = rows_by_step(window, "samples")
+        summed = rows_by_step(window, SUMMED)
         for step, row in rows_by_step(window, PASSES).items():
             passes = row[chosen]
             if not (passes > 0).all():  # NaN where a rank posts none
@@ -84,7 +85,9 @@ class UnevenPasses:
             weights = passes / divisors
             if _same(weights, float(weights[0])).all():
                 self.level = float(weights[0])
-            elif step in samples and _of_one_mean(passes, divisors, samples[step][chosen]):
+            elif step in summed or (
+                step in samples and _by_samples(weights, samples[step][chosen])
+            ):
                 continue
             else:
                 self.newest = passes, divisors, weights
@@ -128,12 +131,11 @@ def _same(values: Float64, usual: float) -> Bool:
     return same
 
 
-def _of_one_mean(passes: Float64, divisors: Float64, samples: Float64) -> bool:
-    """Whether sums are divided by numbers of samples: then the weights are in order."""
-    if _same(divisors, float(divisors[0])).all():
-        return False
-    by_samples = divisors * passes / samples
-    return bool(_same(by_samples, float(by_samples[0])).all())
+def _by_samples(weights: Float64, samples: Float64) -> bool:
+    """Whether ranks count by their samples, and one on average: so unequal shares should."""
+    shares = weights / samples
+    alike = bool(_same(shares, float(shares[0])).all())
+    return alike and bool(_same(weights.mean(keepdims=True), 1.0).all())
 
 
 def _finding(episode: Episode[Counted]) -> Finding:

@@ -29,8 +29,6 @@ _FAR = 0.5
 # Consecutive samples at which another buffer differs by the same number: nothing moves it. Relative
 # distance from which on it is more than the rounding of a statistic that each rank reckoned.
 _CONSTANT, _MATTERS = 4, 1e-3
-# Samples at which all ranks agreed that show that what comes is no rank's own.
-_AGREED = 8
 # Elements from which on a buffer is no counter and no best result, which a rank may keep alone.
 _TENSOR = 16
 _PARAMETERS = ("start", "parameters")
@@ -64,12 +62,11 @@ class OwnBuffers(Incident):
             not been seen to move before.
         constant: what is no statistic of batch norm and differed by the same number, at every
             sample since the first of several.
-        agreed: whether they had agreed before, for long enough.
-        apart: what is no statistic of batch norm and was not on some ranks what it was on most, or
-            on all before, at as many samples.
+        diverged: what is no statistic of batch norm and was not on some ranks what it was on most,
+            at as many samples.
         rest: of statistics that moved before, since when they do not.
         others: distance and relative distance of what is none, with the samples since they moved.
-        times_apart: consecutive samples at which such a one was apart.
+        times_diverged: samples at which such a one was so, without one at which it was not.
         jump: statistics of one rank that left the others' at a step.
     """
 
@@ -81,11 +78,10 @@ class OwnBuffers(Incident):
     far: bool = False
     still: bool = False
     constant: tuple[TensorDifference, ...] = ()
-    agreed: bool = False
-    apart: tuple[TensorDifference, ...] = ()
+    diverged: tuple[TensorDifference, ...] = ()
     rest: Rest = field(default_factory=Rest)
     others: dict[str, tuple[tuple[float, float], int]] = field(default_factory=dict)
-    times_apart: dict[str, int] = field(default_factory=dict)
+    times_diverged: dict[str, int] = field(default_factory=dict)
     jump: Jump = field(default_factory=Jump)
 
     def observe(self, comparison: Comparison, *, one_model: bool) -> None:
@@ -111,8 +107,8 @@ class OwnBuffers(Incident):
     def _follow_others(self, comparison: Comparison) -> None:
         now: dict[str, tuple[tuple[float, float], int]] = {}
         constant = []
-        is_one = self.agreed or (comparison.decided and len(groups_of(comparison)[0]) > 1)
-        times_apart: dict[str, int] = {}
+        most_agree = comparison.decided and len(groups_of(comparison)[0]) > 1
+        times_diverged: dict[str, int] = {}
         for tensor in comparison.tensors:
             if tensor.name.endswith((*_STATISTICS, _COUNTER)) or not tensor.relative > _MATTERS:
                 continue
@@ -123,14 +119,16 @@ class OwnBuffers(Incident):
             now[tensor.name] = size, times
             if times >= _CONSTANT:
                 constant.append(tensor)
-            if is_one and math.prod(tensor.shape) >= _TENSOR:
-                times_apart[tensor.name] = self.times_apart.get(tensor.name, 0) + 1
-        self.others, self.times_apart = now, times_apart
+            if math.prod(tensor.shape) >= _TENSOR:
+                # Of two ranks that were sampled nothing shows which one holds what most do.
+                known = self.times_diverged.get(tensor.name, 0)
+                times_diverged[tensor.name] = known + most_agree
+        self.others, self.times_diverged = now, times_diverged
         if constant and not self.constant:
             self.constant = tuple(constant)
-        if not self.apart:
-            lasting = {name for name, times in times_apart.items() if times >= _CONSTANT}
-            self.apart = tuple(t for t in comparison.tensors if t.name in lasting)
+        if not self.diverged:
+            lasting = {name for name, times in times_diverged.items() if times >= _CONSTANT}
+            self.diverged = tuple(t for t in comparison.tensors if t.name in lasting)
 
     @property
     def harm(self) -> str:
@@ -139,8 +137,8 @@ class OwnBuffers(Incident):
             return ""
         if self.constant:
             return "constant"
-        if self.apart:
-            return "apart"
+        if self.diverged:
+            return "diverged"
         if not any(t.name.endswith(_STATISTICS) for t in self.tensors):
             return ""
         groups = groups_of(self.widest)
@@ -187,18 +185,18 @@ class Buffers(Detector[BuffersState]):
         (most ranks agree bit for bit and some do not; or they differ and no step moves them any
         more), where a buffer that is no statistic of batch norm and that no step moves (the same
         distance at 4 samples) differs by more than 1e-3 of its norm, where one of 16 elements and
-        more that is no statistic differs on some ranks and is the same on most, or was on all at 8
-        samples before, at 4 samples, or where a running variance differs by more than half of its
-        norm although the parameters are the same: the model then does something else on another
-        rank. Warning where parameters of a watched module differ: it is made from parameters that
-        are the same everywhere, so it has to be, too. Warning where the statistics of one rank jump
-        away. Where running statistics moved before they came to rest, that is an alert of its own,
-        since the step at which they did (key `rest`).
+        more that is no statistic differs on some ranks and is the same on most, at 4 samples, or
+        where a running variance differs by more than half of its norm although the parameters are
+        the same: the model then does something else on another rank. Warning where parameters of a
+        watched module differ: it is made from parameters that are the same everywhere, so it has to
+        be, too. Warning where the statistics of one rank jump away. Where running statistics moved
+        before they came to rest, that is an alert of its own, since the step at which they did (key
+        `rest`).
 
     Evidence:
         `groups` (ranks that agree with each other), `decided`, `tensors_differing`, `tensor_count`,
-        `tensor_details`, `harm` (why it is a warning: `constant`, `apart`, `minority`, `still` or
-        `far`) and `variance` (largest relative distance of a running variance).
+        `tensor_details`, `harm` (why it is a warning: `constant`, `diverged`, `minority`, `still`
+        or `far`) and `variance` (largest relative distance of a running variance).
 
     Source:
         DistributedDataParallel's `broadcast_buffers`, which makes buffers equal at the beginning of
@@ -257,7 +255,6 @@ class Buffers(Detector[BuffersState]):
                 last_step=step,
                 clear_after=self.policy.clear_after,
                 widest=comparison,
-                agreed=kept.checked - kept.differed >= _AGREED,
             )
         incident.agreeing = False
         incident.last_step = max(incident.last_step, step)
@@ -386,20 +383,16 @@ def _explain(incident: OwnBuffers, who: str) -> tuple[str, str]:
                 "when it wraps a module: what is set later, it does not with "
                 "`broadcast_buffers=False`.",
             )
-        case "apart":
-            names = ", ".join(f"`{t.name}`" for t in incident.apart[:3])
-            alike = (
-                f"Up to step {step} {names} agreed bit for bit on all ranks"
-                if incident.agreed
-                else f"On the other ranks {names} agree bit for bit"
-            )
+        case "diverged":
+            names = ", ".join(f"`{t.name}`" for t in incident.diverged[:3])
             return (
-                f"{alike}: made of what is the same everywhere, as averages of the parameters are, "
-                f"and not of a rank's own batches. Those of {who} are not: updated with another "
-                "factor or at other steps, restored from elsewhere, or changed on some ranks only. "
-                "What is evaluated or saved with them depends on the rank that does it.",
+                f"On the other ranks {names} agree bit for bit: made of what is the same "
+                "everywhere, as averages of the parameters are, and not of a rank's own batches. "
+                f"Those of {who} are not: updated with another factor or at other steps, restored "
+                "from elsewhere, or changed on some ranks only. What is evaluated or saved with "
+                "them depends on the rank that does it.",
                 f"Look for conditions on the rank around the update of {names}; after a fix "
-                "broadcast them once from one rank.",
+                "broadcast them once from another rank.",
             )
         case "minority":
             return (

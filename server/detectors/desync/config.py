@@ -164,7 +164,8 @@ def _differences(window: Window, configs: Mapping[int, Mapping[str, Any]]) -> tu
     for members in models.values():
         if len(members) > 1:
             found += _of_modules(configs, tuple(members))
-    found += _tied_on_some(configs, everyone, len(models))
+    if not any(setting is not None and setting.key == "tied" for setting in found):
+        found += _tied_on_some(configs, everyone, len(models))
     for key, (severity, called) in _OF_THE_JOB.items():
         found.append(_difference(key, severity, called, configs, everyone))
     return tuple(setting for setting in found if setting is not None)
@@ -173,7 +174,9 @@ def _differences(window: Window, configs: Mapping[int, Mapping[str, Any]]) -> tu
 def _in_one_group(configs: Mapping[int, Mapping[str, Any]]) -> bool:
     """Whether DDP has wrapped one model over all ranks: none of them is a part of another."""
     sizes = {_value(config, "data_parallel/group_size") for config in configs.values()}
-    return sizes == {str(len(configs))}
+    # What it is told to ignore (tables, experts) may be other on each rank by design.
+    ignored = {_value(config, "data_parallel/ignored") for config in configs.values()}
+    return sizes == {str(len(configs))} and ignored <= {None, "[]"}
 
 
 def _tied_on_some(

@@ -23,9 +23,11 @@ from rankscope.server.detectors.mechanisms.wording import count, number, percent
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
 from rankscope.server.window import Check, Window
 
-# Loss of the best answer that is the same for every input.
-_CONSTANT = "target_deviance"
-# Batches whose median it is: of one it depends on which targets these are.
+# Loss of the best answer that is the same for all inputs of a batch, and what share that is of that
+# for all targets so far: of a few samples of many classes a small one.
+_CONSTANT, _SHARE = "target_deviance", "target_share"
+# Batches whose median it is: of one it depends on which targets these are. By as many the error is
+# an eighth of that of one.
 _BATCHES = 64
 
 
@@ -161,9 +163,9 @@ class GeneralizationGap(Detector[GapState]):
         Where the loss has been negative, or is none whose lower bound is known (no accuracy and no
         `target_deviance`), these shares are of what the evaluations had gained, or training since.
         Or 3 evaluations in a row lose 90 % of what the best constant answer does
-        (`target_deviance`) or more, while training loses a quarter of that or less. Or 8 and more,
-        and none before them was better than a constant, nor the last 3 than the first, while
-        training is better by 2 % and 4 standard errors.
+        (`target_deviance`) or more, while training loses a quarter of that or less. Or all of 8
+        and more, of every evaluation, are worse than a constant, and the last 3 than the first by
+        twice their noise, while training is better by 2 % and 4 standard errors.
 
     Severity:
         Warning where it is no better than a constant answer. Else warning from a rise of 15 % on,
@@ -183,7 +185,7 @@ class GeneralizationGap(Detector[GapState]):
 
     kinds = ("generalization.gap",)
     needs = ("eval/*loss",)
-    wants = ("loss", _CONSTANT, "eval/*accuracy")
+    wants = ("loss", _CONSTANT, _SHARE, "eval/*accuracy")
 
     policy: GapPolicy
 
@@ -199,9 +201,12 @@ class GeneralizationGap(Detector[GapState]):
         """Takes the evaluations one by one."""
         evaluations = [name for name in sorted(window.series) if _is_judged(name)]
         accuracies = {name: name.removesuffix("loss") + "accuracy" for name in evaluations}
-        for step, row in together(window, "loss", _CONSTANT, *evaluations, *accuracies.values()):
+        for step, row in together(
+            window, "loss", _CONSTANT, _SHARE, *evaluations, *accuracies.values()
+        ):
             if math.isfinite(row.get(_CONSTANT, math.nan)):
-                state.constants.append(row[_CONSTANT])
+                share = row.get(_SHARE, 1.0)
+                state.constants.append(row[_CONSTANT] / share if share > 0 else row[_CONSTANT])
             if math.isfinite(row.get("loss", math.nan)):
                 state.training.append((step, row["loss"]))
                 state.lowest = min(state.lowest, row["loss"])
@@ -220,7 +225,9 @@ class GeneralizationGap(Detector[GapState]):
                     self._take(course, new, bounded=bounded)
                     spacing = course.spacing.steps(self.policy.last)
                     constant = median(state.constants)
-                    course.no_better.take(step, Losses(loss, training, constant, error), spacing)
+                    found = Losses(loss, training, constant, error)
+                    others = (c.no_better.better for c in state.courses.values())
+                    course.no_better.take(step, found, spacing, alone=not any(others))
         findings = []
         for course in state.courses.values():
             worse = list(course.no_better.watch.take(window.last_step))

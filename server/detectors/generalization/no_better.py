@@ -9,19 +9,24 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
 from rankscope.server.detectors.mechanisms.series_by_step import median
+from rankscope.server.detectors.mechanisms.statistics import robust_sigma
 from rankscope.server.detectors.mechanisms.wording import count, number
 
-# Loss of training, as a share of that of the best constant answer, below which most is explained;
-# and of the evaluation, from which on next to nothing is.
+# Loss of training, as a share of that of the best constant answer, below which three quarters are
+# explained; and of the evaluation, from which on a tenth at most is.
 _LEARNED, _NOTHING = 0.25, 0.9
 # Consecutive evaluations. Those of a network that has just begun may be worse than a constant.
 _EVALUATIONS = 3
-# The same where training has learned little, but beyond doubt: by this share, and by as many
-# standard errors. Every one of them is worse than a constant, and the last ones than the first.
-_LITTLE, _SURE, _MANY = 0.98, 4.0, 8
+# The same where training has learned little, but beyond doubt: by this share, which is more than a
+# prior of the classes that is known better brings, and by as many standard errors (one of 30,000).
+# Every one of as many evaluations is worse than a constant: a slow start is over by then; and the
+# last ones are worse than the first by more than twice the noise of evaluations.
+_LITTLE, _SURE, _MANY, _WORSE = 0.98, 4.0, 8, 2.0
 
 
 @dataclass(slots=True)
@@ -52,11 +57,12 @@ class NoBetter:
     better: bool = False
     watch: Watch[Losses] = field(default_factory=Watch)
 
-    def take(self, step: int, found: Losses, spacing: int) -> None:
+    def take(self, step: int, found: Losses, spacing: int, *, alone: bool = True) -> None:
         """Takes an evaluation; NaN for what is not known.
 
         Args:
             spacing: steps that as many evaluations take as have to be better for it to be over.
+            alone: no other evaluation of the run was ever better than a constant answer.
         """
         self.watch.clear_after = spacing
         constant = found.constant
@@ -70,18 +76,19 @@ class NoBetter:
             self.times = 0
         if self.times >= _EVALUATIONS:
             self.watch.bad(step, found, first_step=self.since).facts = found
-        elif self._learned_by_heart(found):
+        elif alone and self._memorises(found):
             self.watch.bad(step, found, first_step=self.never[0][0]).facts = found
         else:
             self.watch.good(step)
 
-    def _learned_by_heart(self, found: Losses) -> bool:
+    def _memorises(self, found: Losses) -> bool:
         """Whether what training gains, however little, was of no use in any evaluation."""
         if self.better or len(self.never) < _MANY:
             return False
         sure = found.trained < found.constant * min(_LITTLE, math.exp(-_SURE * found.error))
         losses = [loss for _, loss in self.never]
-        return sure and median(losses[-_EVALUATIONS:]) >= losses[0]
+        noise = robust_sigma(np.diff(losses)) / math.sqrt(2)
+        return sure and median(losses[-_EVALUATIONS:]) - losses[0] > _WORSE * noise
 
 
 def finding_of(episode: Episode[Losses], name: str) -> Finding:
@@ -99,7 +106,7 @@ def finding_of(episode: Episode[Losses], name: str) -> Finding:
         key=f"constant:{name}",
         severity="warning",
         title=f"The evaluation{of} is no better than a constant answer since step {step}"
-        + (", and the training is solved" if solved else ", and training learns by heart"),
+        + (", and the training is solved" if solved else ", and training memorises"),
         cause=(
             f"The loss of training is {number(facts.trained)}, that of the evaluation"
             f"{of} {number(facts.evaluated)}, at {count(seen, 'evaluation')}. "
@@ -108,7 +115,7 @@ def finding_of(episode: Episode[Losses], name: str) -> Finding:
             "target that is not shifted, a column that gives it away), the evaluation prepares its "
             "data in another way, running statistics of batch norm are not what they should be, or "
             "the data of training are memorised"
-            + ("." if solved else ": their targets do not belong to them (shuffled separately).")
+            + ("." if solved else ", as where targets do not belong to them (shuffled separately).")
         ),
         remedy=(
             "Evaluate a batch of training in evaluation mode: where that is as bad, look at the "

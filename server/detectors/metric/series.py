@@ -14,7 +14,8 @@ from functools import cache
 _AGENTS = re.compile(
     r"rankscope/.*|hyperparameters/.*|lr|lr/.*|.*_seconds|samples|tokens|samples_per_second"
     r"|tokens_per_second|optimizer_steps|micro_steps|steps_skipped|scheduler_steps|amp_scale"
-    r"|parameters_written|modules_in_eval|autocast|passes_discarded|loss_divisor|gradients_unreduced"
+    r"|parameters_written|modules_in_eval|autocast|passes_discarded|loss_divisor|losses_summed"
+    r"|gradients_unreduced"
     r"|buffers_nonfinite|gradient_carried.*|tensors_.*|push_.*|outputs_compared|task|loss_classes"
     r"|rng_repeats|first_layer_input_rms|initial_gain"
     r"|process_(resident_memory|mapped_file)_bytes|cuda_(max_)?memory_(allocated|reserved)_bytes"

@@ -88,14 +88,20 @@ def test_batches_of_tokens_have_as_many_micro_batches_as_they_need():
     assert found(counted(3, passes=change)) == []
 
 
-def test_sums_that_are_divided_by_numbers_of_samples():
+def test_ranks_that_count_by_their_samples_and_one_on_average():
+    # As where a mean is multiplied by its samples over those of all ranks, times their number.
     def sizes(values):
-        values[1] = 48.0
-
-    def divisors(values):
         values[0], values[1] = 32.0, 48.0
 
-    trace = counted(2, samples=sizes, divisors=divisors)
+    def divisors(values):
+        values[0], values[1] = 2 * 1.25, 2 * 0.8333333
+
+    assert found(counted(2, samples=sizes, divisors=divisors)) == []
+
+
+def test_sums_over_elements_are_not_judged():
+    trace = counted(2, passes=set_from(1, 0, 4.0))
+    trace.series["losses_summed"] = np.ones((2, STEPS))
     assert found(trace) == []
 
 
@@ -105,3 +111,14 @@ def test_many_more_are_told_once():
 
     trace = counted(2, passes=set_from(1, 40, 8.0), samples=sizes)
     assert found(trace) == [("passes", "warning", (1,), 40, 4.0)]
+
+
+def test_another_rank_with_smaller_batches_is_told_beside_it():
+    def sizes(values):
+        values[2] = 8.0
+
+    def passes(values):
+        values[1, 60:] = 3.0
+
+    kinds = [(a[0], a[2]) for a in found(counted(4, passes=passes, samples=sizes))]
+    assert sorted(kinds) == [("", (2,)), ("passes", (1,))]

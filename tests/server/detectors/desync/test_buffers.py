@@ -174,19 +174,27 @@ def average(step, clusters, elements=(40, 8)):
 def test_an_average_of_the_weights_that_most_ranks_share_is_not_one_ranks_own():
     samples = [average(step, [0, 0, 1]) for step in range(1, 20)]
     (alert,) = judge(run(samples, ranks=3), [Buffers()]).alerts
-    assert (alert.severity, alert.evidence["harm"], alert.ranks) == ("warning", "apart", (2,))
+    assert (alert.severity, alert.evidence["harm"], alert.ranks) == ("warning", "diverged", (2,))
     assert "On the other ranks `ema.w` agree bit for bit" in alert.cause
     assert alert.first_step == 1
 
 
-def test_nor_one_that_was_the_same_before():
+def test_samples_of_two_ranks_between_do_not_hide_it():
     samples = [
-        *(equal(step, "buffers", 2) for step in range(30)),
-        *(average(step, [0, 1]) for step in range(30, 40)),
+        average(step, [0, 0, 1]) if step % 2 else of_ranks(average(step, [0, 0, 1]), 0, 2)
+        for step in range(1, 20)
     ]
-    (alert,) = judge(run(samples, ranks=2), [Buffers()]).alerts
-    assert (alert.severity, alert.evidence["harm"], alert.first_step) == ("warning", "apart", 30)
-    assert "Up to step 30 `ema.w` agreed" in alert.cause
+    (alert,) = judge(run(samples, ranks=3), [Buffers()]).alerts
+    assert (alert.severity, alert.evidence["harm"], alert.ranks) == ("warning", "diverged", (2,))
+
+
+@pytest.mark.parametrize("clusters", [[0, 1], [0, 1, 2, 3]])
+def test_a_queue_that_is_filled_after_a_warm_up_is_each_ranks_own(clusters):
+    samples = [
+        *(equal(step, "buffers", len(clusters)) for step in range(30)),
+        *(average(step, clusters) for step in range(30, 60)),
+    ]
+    assert severity_of(samples) == ("info", "")
 
 
 def test_a_memory_that_differs_from_the_first_step_on_is_each_ranks_own():
