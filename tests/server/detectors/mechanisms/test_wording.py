@@ -14,6 +14,7 @@ PLURALS = {
     "backward pass": "backward passes",
     "forward pass": "forward passes",
     "batch": "batches",
+    "micro-batch": "micro-batches",
     "odd batch": "odd batches",
     "matrix": "matrices",
     "pass": "passes",
