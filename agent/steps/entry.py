@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.compiler import is_compiling
 
 from rankscope.agent.model.facts import held
 from rankscope.agent.probes.data.given import tensors_in
@@ -49,7 +48,7 @@ class _CallHook(ModuleHook):
         kwargs: dict[str, Any] | None = None,
     ) -> None:
         """Notifies the search, if it still exists and this is not a copy."""
-        if is_compiling() or torch._C._is_tracing() or hooks.is_transformed() or graph_task() != -1:
+        if hooks.is_traced() or graph_task() != -1:
             return
         search = None if self._search is None else self._search()
         if search is not None and not search.idle:

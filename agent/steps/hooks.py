@@ -39,9 +39,9 @@ _level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 _is_tracing: Callable[[], bool] = torch._C._is_tracing
 
 
-def is_transformed() -> bool:
-    """Whether what a model is given stands for something else (`torch.func`)."""
-    return _level() is not None
+def is_traced() -> bool:
+    """Whether a call is compiled or recorded, or given what stands for something else (`vmap`)."""
+    return is_compiling() or _is_tracing() or _level() is not None
 
 
 class ForwardListener(Protocol):
@@ -87,7 +87,7 @@ class RootHook(ModuleHook):
     ) -> None:
         """Notifies the monitor, if it still exists and this is not a copy."""
         # Asked first: before torch 2.6 the reference would break a graph that may not end.
-        if is_compiling() or _is_tracing() or _level() is not None:
+        if is_traced():
             return
         listener = None if self._listener is None else self._listener()
         if listener is not None:

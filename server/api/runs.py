@@ -33,7 +33,8 @@ from rankscope.server.api.problems import Problem
 from rankscope.server.api.verdict import summary
 from rankscope.server.storage.access import audit
 from rankscope.server.storage.database.engine import reading, writing
-from rankscope.server.storage.ingest import agents, attempts, run_tags
+from rankscope.server.storage.ingest import agents, run_tags
+from rankscope.server.storage.ingest.newest_attempts import STATUS, newest_attempts
 from rankscope.server.storage.judgement import alerts, baselines
 from rankscope.server.storage.judgement.alerts import Findings
 from rankscope.server.storage.maintenance import pruning
@@ -113,7 +114,7 @@ def get_run(engine: Database, run: RunId) -> RunDetail:
     with reading(engine) as connection:
         row = known_run(connection, run)
         about = summaries(connection, [row])[0]
-        ranks = attempts.newest_attempts(connection, run=row.key, columns=attempts.STATUS)
+        ranks = newest_attempts(connection, run=row.key, columns=STATUS)
         events = runs.list_events(connection, run=row.key)
         # All at once: of a thousand ranks each look takes a while.
         names = ("loss", "step_seconds", *agents.plan_series(connection, run=row.key))

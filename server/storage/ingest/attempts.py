@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import JSON, Column, Connection, func, insert, select, update
+from sqlalchemy import JSON, Connection, insert, select, update
 from sqlalchemy.engine import Dialect
 
 from rankscope.agent import wire
@@ -24,17 +24,6 @@ from rankscope.server.storage.ingest.tables import store_tables
 # How fast the estimate of the typical gap between posts follows: a stochastic approximation of the
 # median moves by this share of itself towards each new gap.
 _GAP_GAIN = 0.1
-
-# What a process said of itself may be long.
-_SHORT = [c for c in schema.attempt.c if c.name != "config"]
-# How a rank is, as it was last heard of; of the names of tables, too, there is a list a rank.
-STATUS = tuple(
-    schema.attempt.c[name]
-    for name in (
-        *("rank", "attempt", "host", "pid", "local_rank", "launcher", "wrapper", "state", "phase"),
-        *("error", "last_step", "first_seen", "last_seen", "heartbeat_seconds", "dropped"),
-    )
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,36 +420,6 @@ def begun(hello: wire.Hello, received_at: float) -> float:
     if math.isnan(hello.started_at):
         return received_at
     return min(max(hello.started_at, 0.0), received_at)
-
-
-def newest_attempts(
-    connection: Connection,
-    *,
-    run: int,
-    below: int | None = None,
-    start: int | None = None,
-    columns: Sequence[Column[Any]] = _SHORT,
-) -> Sequence[Any]:
-    """The row of the newest attempt of each rank, by rank.
-
-    Args:
-        columns: of `schema.attempt`; all but `config`, unless less will do.
-        below: of ranks below this one only.
-        start: of this start of the job only.
-    """
-    t = schema.attempt
-    newest = select(t.c.rank, func.max(t.c.attempt).label("attempt")).where(t.c.run == run)
-    if start is not None:
-        newest = newest.where(t.c.start == start)
-    if below is not None:
-        newest = newest.where(t.c.rank < below)
-    grouped = newest.group_by(t.c.rank).subquery()
-    return connection.execute(
-        select(*columns)
-        .join(grouped, (t.c.rank == grouped.c.rank) & (t.c.attempt == grouped.c.attempt))
-        .where(t.c.run == run)
-        .order_by(t.c.rank)
-    ).all()
 
 
 def _said(batch: wire.Batch) -> dict[str, Any]:

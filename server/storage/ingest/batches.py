@@ -20,11 +20,11 @@ from rankscope.server.storage.ingest.attempts import (
     Attempts,
     Process,
     begun,
-    newest_attempts,
 )
 from rankscope.server.storage.ingest.chunks import Block, blocks
 from rankscope.server.storage.ingest.dictionary import Dictionaries, RunDictionary, Series
 from rankscope.server.storage.ingest.fingerprints import Content, content_of
+from rankscope.server.storage.ingest.newest_attempts import newest_attempts
 from rankscope.server.storage.ingest.run_names import give_key, run_key
 
 # What an agent says of a value far outside its own recent past (agent/tripwires.py).

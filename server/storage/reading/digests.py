@@ -12,9 +12,9 @@ from rankscope.agent import wire
 from rankscope.agent.wire import STAGES
 from rankscope.server.storage import schema
 from rankscope.server.storage.database.packing import unpack_steps
-from rankscope.server.storage.ingest import attempts
 from rankscope.server.storage.ingest.dictionary import read_layouts
 from rankscope.server.storage.ingest.fingerprints import fingerprint_of, load_contents
+from rankscope.server.storage.ingest.newest_attempts import newest_attempts
 from rankscope.server.storage.ingest.tables import load_tables
 from rankscope.server.storage.reading import series
 from rankscope.server.window import Digests, FingerprintKey
@@ -93,7 +93,7 @@ def load_fingerprints(
 
 def rank_tables(connection: Connection, *, run: int) -> dict[int, dict[str, wire.TensorTable]]:
     """The tensor tables that each rank's newest attempt has, by rank and name."""
-    rows = attempts.newest_attempts(connection, run=run)
+    rows = newest_attempts(connection, run=run)
     versions = {row.rank: dict(row.tables) for row in rows}
     every = {version for held in versions.values() for version in held.values()}
     tables = load_tables(connection, run=run, versions=every)

@@ -7,8 +7,8 @@ from sqlalchemy import select
 from rankscope.agent import wire
 from rankscope.server.storage import schema
 from rankscope.server.storage.database.engine import reading, writing
-from rankscope.server.storage.ingest import attempts
 from rankscope.server.storage.ingest.batches import store_batch
+from rankscope.server.storage.ingest.newest_attempts import newest_attempts
 from rankscope.server.storage.reading import runs, series
 
 
@@ -30,7 +30,7 @@ def numbers(engine):
 
 def newest(engine):
     with reading(engine) as connection:
-        (row,) = attempts.newest_attempts(connection, run=runs.find_run(connection, "r").key)
+        (row,) = newest_attempts(connection, run=runs.find_run(connection, "r").key)
     return row
 
 
