@@ -1,4 +1,4 @@
-"""What autograd says of the graph that a thread makes and walks."""
+"""What autograd says of the graph that a thread makes and walks; what stands for a tensor."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ import torch
 graph_task: Callable[[], int] = torch._C._current_graph_task_id
 # Number of graph nodes that this thread has made.
 nodes_made: Callable[[], int] = torch._C._autograd._get_sequence_nr
+# Of a transformation of `torch.func` (`vmap`, `grad`), under which a tensor stands for something
+# else; None outside.
+functorch_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
+# Whether `torch.jit.trace` records the calls.
+is_tracing: Callable[[], bool] = torch._C._is_tracing
 
 
 def sequence(node: Any) -> int:

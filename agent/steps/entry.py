@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 
 from rankscope.agent.model.facts import held
 from rankscope.agent.probes.data.given import tensors_in
 from rankscope.agent.probes.tables import readable
-from rankscope.agent.steps import hooks
-from rankscope.agent.steps.autograd import graph_task
+from rankscope.agent.steps.autograd import functorch_level, graph_task, is_tracing
 from rankscope.agent.steps.hook_tables import ModuleHook
+from rankscope.agent.steps.hooks import SwitchedHook
 
 _STEPS = 2  # by what differs between them a batch is distinguished from positions, say
 _ATTEMPTS = 4  # steps at which no module was called
@@ -48,7 +49,7 @@ class _CallHook(ModuleHook):
         kwargs: dict[str, Any] | None = None,
     ) -> None:
         """Notifies the search, if it still exists and this is not a copy."""
-        if hooks.is_traced() or graph_task() != -1:
+        if is_compiling() or is_tracing() or functorch_level() is not None or graph_task() != -1:
             return
         search = None if self._search is None else self._search()
         if search is not None and not search.idle:
@@ -77,14 +78,14 @@ class EntrySearch:
         self._now: dict[str, _Given] = {}
         self._before: dict[str, _Given] = {}
         self._steps = self._attempts = 0
-        self._hooks: list[hooks.SwitchedHook] = []
+        self._hooks: list[SwitchedHook] = []
         inside = [(name, m) for name, m in model.named_modules() if name]
         for name, module in inside if len(inside) <= _MOST_MODULES else ():
             if not isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
                 handle = module.register_forward_pre_hook(
                     _CallHook(self, name), prepend=True, with_kwargs=True
                 )
-                self._hooks.append(hooks.SwitchedHook(handle))
+                self._hooks.append(SwitchedHook(handle))
 
     def _module_called(
         self, name: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

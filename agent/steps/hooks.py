@@ -9,7 +9,6 @@ wrapper that has no hooks of its own. They are set once a process and find the m
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -23,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from rankscope.agent.guard import is_quiet, quiet_while
 from rankscope.agent.process.device_graph import is_recording
 from rankscope.agent.steps import scripting
-from rankscope.agent.steps.autograd import nodes_made
+from rankscope.agent.steps.autograd import functorch_level, is_tracing, nodes_made
 from rankscope.agent.steps.count import StepCount
 from rankscope.agent.steps.dynamo import (
     in_one_graph,
@@ -32,16 +31,6 @@ from rankscope.agent.steps.dynamo import (
     traced_as_constant,
 )
 from rankscope.agent.steps.hook_tables import ModuleHook, hide, unhide
-
-# Under a transformation of `torch.func` (`vmap`, `grad`) what a model is given stands for something
-# else.
-_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
-_is_tracing: Callable[[], bool] = torch._C._is_tracing
-
-
-def is_traced() -> bool:
-    """Whether a call is compiled or recorded, or given what stands for something else (`vmap`)."""
-    return is_compiling() or _is_tracing() or _level() is not None
 
 
 class ForwardListener(Protocol):
@@ -87,7 +76,7 @@ class RootHook(ModuleHook):
     ) -> None:
         """Notifies the monitor, if it still exists and this is not a copy."""
         # Asked first: before torch 2.6 the reference would break a graph that may not end.
-        if is_traced():
+        if is_compiling() or is_tracing() or functorch_level() is not None:
             return
         listener = None if self._listener is None else self._listener()
         if listener is not None:

@@ -19,6 +19,7 @@ from rankscope.agent.probes.base import LONGEST_PIECE, Context, Probe, StepFacts
 from rankscope.agent.probes.modules.module_hook import ModuleHooks
 from rankscope.agent.probes.norms import SMALL, on_one_device
 from rankscope.agent.probes.numbers_in_transit import Arrival
+from rankscope.agent.steps.autograd import functorch_level
 from rankscope.agent.wire import Layers, TensorTable
 
 Bool = npt.NDArray[np.bool_]
@@ -40,8 +41,6 @@ _CLOSE = 0.01
 _LASTING = 512
 # This number of calls of a module during one step is distinguished; later calls are not sampled.
 _MOST_CALLS = 64
-# Under a transformation of `torch.func` an output stands for something else.
-_level = torch._C._functorch.maybe_current_level
 
 
 class Modules(TensorGroup):
@@ -255,7 +254,7 @@ def _lies_here(output: torch.Tensor) -> bool:
         and output.layout is torch.strided
         and output.dim() > 0
         and lies_as_it_reads(output)
-        and _level() is None
+        and functorch_level() is None
         and kernel.activity() is not None
     )
 

@@ -11,6 +11,7 @@ from rankscope.agent.model.facts import held
 from rankscope.agent.probes.base import Context, Probe, StepFacts, processor_time
 from rankscope.agent.probes.modules.module_hook import ModuleHooks
 from rankscope.agent.probes.tables import readable
+from rankscope.agent.steps.autograd import functorch_level
 
 SERIES = "first_layer_input_rms"
 _WEIGHTED = (nn.Linear, nn.modules.conv._ConvNd, nn.RNNBase)
@@ -24,7 +25,6 @@ _NORMALISING = (
 # Sampled steps at which it is looked at: how inputs are scaled is written in the code, and does not
 # change with what is learned.
 _SAMPLES = 8
-_level = torch._C._functorch.maybe_current_level
 
 
 class FirstLayer(Probe):
@@ -70,7 +70,7 @@ class FirstLayer(Probe):
         self._calls += 1
         if self._calls == 2 and isinstance(module, _NORMALISING):
             self._given = None
-        if self._calls > 1 or not isinstance(module, _WEIGHTED) or _level() is not None:
+        if self._calls > 1 or not isinstance(module, _WEIGHTED) or functorch_level() is not None:
             return
         given = args[0] if isinstance(args, tuple) and args else None
         if not isinstance(given, torch.Tensor) or given.requires_grad or not readable(given):

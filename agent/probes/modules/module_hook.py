@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import attrgetter, is_
 from typing import Any, Protocol
 
 import torch
 from torch.compiler import is_compiling
 
+from rankscope.agent.steps.autograd import is_tracing
 from rankscope.agent.steps.dynamo import leave_alone
 from rankscope.agent.steps.hook_tables import HiddenHook, ModuleHook
 
 _forward_hooks = attrgetter("_forward_hooks")
-_is_tracing: Callable[[], bool] = torch._C._is_tracing
 
 
 class CallListener(Protocol):
@@ -33,7 +33,7 @@ class CallHook(ModuleHook):
 
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Notifies the probe, if it still exists and this is not a copy."""
-        if is_compiling() or _is_tracing():
+        if is_compiling() or is_tracing():
             return
         listener = None if self._listener is None else self._listener()
         if listener is not None:

@@ -15,7 +15,7 @@ from rankscope.agent.probes.data.given import tensors_in
 from rankscope.agent.probes.modules.module_hook import ModuleHooks
 from rankscope.agent.probes.norms import SMALL
 from rankscope.agent.probes.tables import readable
-from rankscope.agent.steps.autograd import graph_task
+from rankscope.agent.steps.autograd import functorch_level, graph_task
 
 # Samples of an output whose directions are compared, and numbers of each of them: the mean of 64
 # random directions has a squared length of 1/64, an error of the spread of less than 2 %.
@@ -27,7 +27,6 @@ _LEAST = 8
 _LEAST_ROWS = 16
 # Outputs of one step that are compared: of more micro-batches the first ones show it.
 _MOST = 16
-_level = torch._C._functorch.maybe_current_level
 
 
 class Outputs(Probe):
@@ -111,7 +110,7 @@ class Outputs(Probe):
     def _module_called(self, place: int, module: nn.Module, args: Any, output: Any) -> None:
         if not (torch.is_grad_enabled() and self.context.trains(self._core)):
             return
-        if graph_task() != -1 or _level() is not None:
+        if graph_task() != -1 or functorch_level() is not None:
             return  # activation checkpointing runs it once more; a transformation stands for others
         if place and module is not self._last:
             self._last = module  # until another one is called
