@@ -186,12 +186,19 @@ def _levels(values: Float64, size: int) -> tuple[float, float, float]:
     that is more. Three quarters have so many more values that their own error is left out.
     """
     first, late = values[:size], values[len(values) // 4 :]
-    left = late - np.polyval(np.polyfit(np.arange(len(late)), late, 1), np.arange(len(late)))
+    left = _beside_trend(late)
     along = min(max(lag_one(left), 0.0), 0.999)
-    single = max(float(left.std()), float(first.std(ddof=1)))
+    # Of a quick fall the beginning itself holds most: what it falls by is no scatter.
+    single = max(float(left.std()), float(_beside_trend(first).std(ddof=2)))
     error = single * math.sqrt((1 + along) / (1 - along) / size)
     means = left[: len(left) // size * size].reshape(-1, size).mean(axis=1)
     return float(first.mean()), float(late.mean()), max(error, float(means.std(ddof=1)))
+
+
+def _beside_trend(values: Float64) -> Float64:
+    """What is left of values beside their line."""
+    steps = np.arange(len(values))
+    return values - np.polyval(np.polyfit(steps, values, 1), steps)
 
 
 def _sizes(values: Float64) -> list[int]:

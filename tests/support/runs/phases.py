@@ -331,6 +331,7 @@ def score(
     dips: float = 0.0,
     along: float = 0.0,
     noise: float = 0.3,
+    within: float = 40.0,
     other: str = "",
     lost: int = 0,
     back: float = 1.0,
@@ -341,6 +342,7 @@ def score(
 
     Args:
         ends: what it comes to within some 100 steps.
+        within: in how many steps it comes to two thirds of that.
         dips: by how much it lies lower about step 100.
         along: autocorrelation of its noise at lag 1; 1: it walks.
         other: another score, which rises.
@@ -354,7 +356,7 @@ def score(
     around = random.standard_normal(steps)
     for step in range(1, steps):
         around[step] = along * around[step - 1] + math.sqrt(1 - min(along, 0.9) ** 2) * around[step]
-    course = ends * (1 - np.exp(-each / 40)) - dips * np.exp(-(((each - 100) / 60) ** 2))
+    course = ends * (1 - np.exp(-each / within)) - dips * np.exp(-(((each - 100) / 60) ** 2))
     if lost:
         course *= 1 - back * (1 - np.exp(-np.clip(each - lost, 0, None) / 8))
     series = {name: (course + noise * around).reshape(shape)}
