@@ -35,6 +35,8 @@ class VanishingPolicy(Policy):
         tiny: the same, below which it is critical.
         looks: samples that are needed before anything is judged.
         evidence: losses that are needed before anything is judged.
+        soon: the same where both ratios are below `tiny`: no such gradient is one of features that
+            are learned late.
         matrices: smallest number of matrices of a model that is judged.
         min_gain: share of the loss that has to be gained for the model to be learning.
         learned: accuracy above which something was learned.
@@ -52,6 +54,7 @@ class VanishingPolicy(Policy):
     tiny: Number = 1e-4
     looks: Count = 16
     evidence: Observations = 200
+    soon: Observations = 80
     matrices: Count = 3
     min_gain: Share = 0.05
     learned: Share = 0.6
@@ -111,8 +114,8 @@ class GradientVanishing(Detector[VanishingState]):
         gradient, in the model's order; 3 or more of them) over that of its last one, and the same
         of gradients over weights: the median of the last 32 samples, of which there are 16 or more,
         is below 1e-2 for both, and a fifth of all are below 1e-2 of the last; and after 200 losses
-        the mean of the last 100 is less than 5 % below that of the first 50, the accuracy, where
-        there is one, 0.6 or less. Where the training makes progress such a ratio is no fault:
+        the mean of the last 100 is less than 5 % below that of the first 50 (below 1e-4: after 80,
+        the last 40 and the first 20), the accuracy, where there is one, 0.6 or less. Where the training makes progress such a ratio is no fault:
         embeddings have one. A loss that is below 0 is no measure of that. And the norm of the whole
         gradient: exactly 0 on all ranks at the first 8 observations and at all since, with a
         learning rate above 0. Zeros after a gradient that is not zero are those of a training that
@@ -218,12 +221,12 @@ class GradientVanishing(Detector[VanishingState]):
         sizes = state.weights.get(first, math.nan), state.weights.get(last, math.nan)
         relative = ratio * sizes[1] / sizes[0] if min(sizes) > 0 else ratio
         state.ratios.append((ratio, relative))
-        if not _judged(state, self.policy):
+        policy = self.policy
+        if not _judged(state, policy):
             return
         typical = median([r for r, _ in state.ratios])
         by_weight = median([r for _, r in state.ratios])
-        gained = _gained(state)
-        policy = self.policy
+        gained = _gained(state, policy)
         learned = state.accuracies and float(np.mean(state.accuracies)) > policy.learned
         faint = max(typical, by_weight) < policy.small
         weak = [sample.names[m] for m in matrices if norms[m] < policy.small * norms[matrices[-1]]]
@@ -245,11 +248,18 @@ class GradientVanishing(Detector[VanishingState]):
 
 
 def _judged(state: VanishingState, policy: VanishingPolicy) -> bool:
-    return len(state.ratios) >= policy.looks and state.progress.count >= policy.evidence
+    if len(state.ratios) < policy.looks:
+        return False
+    tiny = all(median(list(one)) < policy.tiny for one in zip(*state.ratios, strict=True))
+    return state.progress.count >= (policy.soon if tiny else policy.evidence)
 
 
-def _gained(state: VanishingState) -> float:
-    first, last = float(np.mean(state.early)), float(np.mean(state.late))
+def _gained(state: VanishingState, policy: VanishingPolicy) -> float:
+    early, late = state.early, list(state.late)
+    if state.progress.count < policy.evidence:
+        # The same shares of what there is so far.
+        early, late = early[: policy.soon // 4], late[-policy.soon // 2 :]
+    first, last = float(np.mean(early)), float(np.mean(late))
     return (first - last) / abs(first) if first else 0.0
 
 
@@ -321,5 +331,5 @@ def _check(state: VanishingState, policy: VanishingPolicy) -> Check:
     ratio = number(median([r for r, _ in state.ratios]))
     return Check.ok(
         f"The first matrix has {ratio} times the gradient of the last, and the loss gained "
-        f"{percent(max(_gained(state), 0.0))}."
+        f"{percent(max(_gained(state, policy), 0.0))}."
     )
