@@ -61,12 +61,16 @@ class FallingPolicy(LostPolicy):
 
 @dataclass(slots=True)
 class Fallen:
-    """Attributes: name, level at the beginning and since then, and the error of their distance."""
+    """Attributes: name, level at the beginning and since then, the error of their distance.
+
+    `since` is the place of the value from which on it had fallen by half.
+    """
 
     name: str
     before: float
     after: float
     error: float
+    since: int
 
 
 @dataclass(slots=True)
@@ -155,7 +159,7 @@ class Scores:
         one.in_a_row += 1
         if one.in_a_row < policy.fallen:
             return
-        one.watch.bad(step, found, first_step=one.steps[len(one.steps) // 4]).facts = found
+        one.watch.bad(step, found, first_step=one.steps[found.since]).facts = found
 
     def findings(self, last_step: int) -> list[Finding]:
         """Of all series, in the order of their names."""
@@ -218,8 +222,16 @@ def _fallen(name: str, values: Float64, policy: FallingPolicy) -> Fallen | None:
         thirds = [float(part.mean()) for part in np.array_split(late, 3)]
         # A beginning that was lost may be regained: healthy policies dip while they explore.
         if max(thirds) < before - fall / 2 and thirds[2] < thirds[0] + error:
-            return Fallen(name, before, after, error)
+            since = _halfway(values[: len(values) // 4], before - fall / 2, size // 2)
+            return Fallen(name, before, after, error, since)
     return None
+
+
+def _halfway(values: Float64, half: float, size: int) -> int:
+    """The first place from which on the mean of so many values is below half of the fall."""
+    means = np.convolve(values, np.ones(size) / size, "valid")
+    below = np.flatnonzero(means < half)
+    return int(below[0]) if len(below) else len(values)
 
 
 def _moved(values: Float64) -> float:
@@ -242,8 +254,8 @@ def _finding(episode: Episode[Fallen]) -> Finding:
         severity="warning",
         title=f"`{facts.name}` has fallen from {was} to {now} and stays there",
         cause=(
-            f"By its name `{facts.name}` is to rise. At the beginning it was {was}, since step "
-            f"{episode.first_step} at the latest it has been {now} on average, "
+            f"By its name `{facts.name}` is to rise. At the beginning it was {was}; about step "
+            f"{episode.first_step} it had fallen by half, and it has been {now} on average, "
             f"{number(sizes)} standard errors below. What "
             "the steps minimise makes it worse: the loss has the wrong sign (a policy gradient "
             "minimises minus the logarithm of the probability times the advantage), advantages or "

@@ -115,14 +115,14 @@ class GradientVanishing(Detector[VanishingState]):
         of gradients over weights: the median of the last 32 samples, of which there are 16 or more,
         is below 1e-2 for both, and a fifth of all are below 1e-2 of the last; and after 200 losses
         the mean of the last 100 is less than 5 % below that of the first 50 (below 1e-4: after 80,
-        the last 40 and the first 20), the accuracy, where there is one, 0.6 or less. Where the training makes progress such a ratio is no fault:
-        embeddings have one. A loss that is below 0 is no measure of that. And the norm of the whole
-        gradient: exactly 0 on all ranks at the first 8 observations and at all since, with a
-        learning rate above 0. Zeros after a gradient that is not zero are those of a training that
-        has nothing left to learn, or `layer.dead`; a resumed run whose loss is 0 has nothing left
-        to learn either. But fewer than 8 of them in a row, with gradients before and after, and a
-        loss above 0.05 of the median of the 20 before, are batches that were not used; over after
-        64 steps without.
+        the last 40 and the first 20), the accuracy, where there is one, 0.6 or less. Where the
+        training makes progress such a ratio is no fault: embeddings have one. A loss that is below
+        0 is no measure of that. And the norm of the whole gradient: exactly 0 on all ranks at the
+        first 8 observations and at all since, with a learning rate above 0. Zeros after a gradient
+        that is not zero are those of a training that has nothing left to learn, or `layer.dead`; a
+        resumed run whose loss is 0 has nothing left to learn either. But fewer than 8 of them in a
+        row, with gradients before and after, and a loss above 0.05 of the median of the 20 before,
+        are batches that were not used; over after 64 steps without.
 
     Severity:
         Warning; critical below 1e-4, and where all gradients are zero. Info for up to two single

@@ -27,6 +27,7 @@ from rankscope.server.detectors.mechanisms.statistics import (
 )
 from rankscope.server.detectors.mechanisms.wording import count
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
+from rankscope.server.detectors.rank.gradual import came_gradually
 from rankscope.server.detectors.rank.loss_samples import LossSamples
 from rankscope.server.detectors.rank.outlier_findings import LossOutlier, loss_finding
 from rankscope.server.detectors.rank.rank_answers import RankAnswers
@@ -159,7 +160,8 @@ class RankLossOutlier(Detector[LossOutlierState]):
         progress made. Info where half of the ranks differ and did so from the first 50
         observations on: two ranks, or two pairs of them, whose data differ are as likely as a
         fault. Of two ranks not where it would be critical: no data are as unlike as that. Info for
-        single losses that are smaller than usual again and again.
+        single losses that are smaller than usual again and again, and for a loss that has come to
+        lie below the others' little by little, by less than 25 % of the progress made.
 
     Evidence:
         `difference` (mean of d), `z`, `level` (the others'), `progress`, `decided`; with two ranks
@@ -334,6 +336,13 @@ class RankLossOutlier(Detector[LossOutlierState]):
         incident.progress = scale
         incident.critical |= critical
         incident.accuracies = state.answers.accuracies(known, who)
+        incident.learned = (
+            incident.recurring is None
+            and decided
+            and mean[top] < 0
+            and size[top] < policy.memorised_progress * state.progress.from_first
+            and came_gradually(state.losses, known, int(rank_numbers[top]), incident.first_step)
+        )
 
     def _least(self, state: LossOutlierState) -> float:
         """The smallest difference that counts."""

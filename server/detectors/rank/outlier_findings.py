@@ -32,6 +32,8 @@ class LossOutlier(Incident):
         accuracies: of these ranks, and of the others; NaN where there are none.
         moved: rank -> by how much its loss moved at the onset.
         recurring: where single losses stand out again and again.
+        learned: they are lower, by little, and came to that little by little: samples that are
+            learned sooner than the others' do so.
     """
 
     ranks: tuple[int, ...]
@@ -46,6 +48,7 @@ class LossOutlier(Incident):
     accuracies: tuple[float, float]
     moved: Mapping[int, float]
     recurring: Change | None = None
+    learned: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,6 +130,10 @@ def loss_finding(incident: LossOutlier) -> Finding:
         cause = sentences(
             f"The others are at {number(incident.level)}; {ranks(who)} "
             f"{agree(len(who), 'lies')} {side} them in nearly every step.",
+            "It came to that little by little, as where few samples, which come again and again, "
+            "happen to be learned sooner than the others'."
+            if incident.learned
+            else "",
             accurate,
             "It was so from the first steps on." if incident.from_start else "",
             why,
@@ -201,6 +208,8 @@ def _severity(incident: LossOutlier) -> str:
         and incident.from_start
         and not (incident.critical and incident.world == 2)
     ):
+        return "info"
+    if incident.learned:
         return "info"
     return "critical" if incident.critical else "warning"
 

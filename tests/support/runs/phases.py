@@ -12,6 +12,21 @@ from tests.support.runs.layered import layered
 from tests.support.runs.traces import Trace
 
 
+def learned_sooner(seed: int, *, within: float = 10.0, share: float = 0.45) -> Trace:
+    """Three ranks, the loss of one of which comes to lie lower than the others'.
+
+    Args:
+        within: in how many steps it does, about step 60.
+        share: of the others' losses that its own comes to.
+    """
+    random = np.random.default_rng(seed)
+    each = np.arange(160)
+    course = 0.25 + 1.1 / (1 + np.exp((each - 45) / 6))
+    loss = course * np.exp(0.15 * random.standard_normal((3, len(each))))
+    loss[2] *= share ** (1 / (1 + np.exp(np.clip((60 - each) / within, -50, 50))))
+    return Trace("learned sooner", seed, each, {"loss": loss})
+
+
 def unlike_targets(
     seed: int,
     *,
