@@ -45,6 +45,8 @@ class DeadPolicy(LearningPolicy):
         large_part: share of the trained elements without any gradient from which on it is a part of
             the model, and no head or branch that is not used.
         idle: share of a module's units that do nothing, above which it is reported.
+        still_idle: the same of one that has been: a unit now and then that comes back is no end of
+            it.
         nearly_all: the same share, from which on it is critical.
         looks: consecutive samples at which the units did nothing.
         back: number of observations that show how many tensors usually have no gradient.
@@ -58,6 +60,7 @@ class DeadPolicy(LearningPolicy):
     never: Observations = 32
     large_part: Share = 1 / 3
     idle: Share = 0.5
+    still_idle: Share = 0.4
     nearly_all: Share = 0.9
     looks: Count = 3
     back: Observations = 256
@@ -124,9 +127,10 @@ class LayerDead(Detector[DeadState]):
         steps. Where there is no gradient at all, and no loss either, everything is learned. Ranks:
         one whose `grad_norm` was above 0 at 8 observations or more, at all of the last 64, and is
         exactly 0 at 16 in a row, or at its first 32, while that of another rank is not (at 4 since
-        then), and its own loss, if it has one, is not 0 either. Units: more than half of those of a
-        ReLU module were 0, or of a tanh or sigmoid module at the end of their range, for 512
-        samples or more of every rank that reports them, at 3 consecutive samples. Outputs: where a
+        then), and its own loss, if it has one, is not 0 either. Units: more than half (of a module
+        that is reported, two fifths) of those of a ReLU module were 0, or of a tanh or sigmoid
+        module at the end of their range, for 512 samples or more of every rank that reports them,
+        at 3 consecutive samples. Outputs: where a
         model's vectors are compared with each other and not with targets (two or more of a shape in
         a step, or one whose halves are views of the same samples: a median `output_halves` of the
         first 8 of 0.6 or less; and no `explained_deviance`, or targets whose deviance comes to less
@@ -356,17 +360,19 @@ class LayerDead(Detector[DeadState]):
         shares = np.where(known, sample.values, np.inf).min(axis=0)
         state.modules = max(state.modules, len(sample.names))
         bad: dict[str, float] = {}
+        watch = state.units[what]
+        reported = watch.current.facts.shares if watch.current is not None else {}
         for place, name in enumerate(sample.names):
             share = float(shares[place])
+            least = self.policy.still_idle if name in reported else self.policy.idle
             if not math.isfinite(share):
                 continue
             if what == "dead":
                 state.worst = max(state.worst, share)
-            times = state.idle.get((what, name), 0) + 1 if share > self.policy.idle else 0
+            times = state.idle.get((what, name), 0) + 1 if share > least else 0
             state.idle[what, name] = times
             if times >= self.policy.looks:
                 bad[name] = share
-        watch = state.units[what]
         if not bad:
             watch.good(sample.step)
             return

@@ -41,9 +41,9 @@ def layered(
         fault: `cut` (all before the head), `cut-for-a-while`, `one` (the first weight), `all` (no
             gradient, and a loss), `learned` (no gradient, and no loss), `never` (the first layer),
             `unused-head` (the last one), `experts` (one of the layers has none now and then),
-            `missing` (cut, as NaN), `dead` and `some-dead` (units), `saturated`, `batches` (units
-            idle by chance), `fading` (a hundredth from layer to layer), `fading-and-learning` and
-            `fading-surrogate`, `large`, `one-large` and `cold` (updates).
+            `missing` (cut, as NaN), `dead`, `some-dead` and `half-dead` (units), `saturated`,
+            `batches` (units idle by chance), `fading` (a hundredth from layer to layer),
+            `fading-and-learning` and `fading-surrogate`, `large`, `one-large` and `cold` (updates).
         every: steps from one sample of single tensors to the next.
         without: metrics that are not posted.
         stands: the loss falls no further from `at` on.
@@ -129,6 +129,8 @@ def _units(
         lasting[0] = 1.0
     if fault == "some-dead" and hit:
         lasting[1] = 0.6
+    if fault == "half-dead" and hit:
+        lasting[1] = 0.55 if step // 40 % 2 else 0.45
     if fault == "batches":
         # Idle on one rank alone.
         lasting[0] = 0.7 if rank == step // 4 % 2 else 0.2
