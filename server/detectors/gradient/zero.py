@@ -9,6 +9,7 @@ import numpy as np
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.gradients_made import GradientsMade
 from rankscope.server.detectors.mechanisms.samples import LayerSample
 from rankscope.server.detectors.mechanisms.series_by_step import mean_by_step, rows_by_step
 from rankscope.server.detectors.mechanisms.wording import count, if_several, number, sentences
@@ -31,6 +32,7 @@ class ZeroGradients:
         last: name and shape of the last matrix, where a table of tensors has come.
         learns: a gradient that is not zero was seen: from then on, zeros are no matter of this.
         begins: first step of the run; -1 before. One that is resumed may have learned all there is.
+        made: gradients that there were before the optimizer stepped.
     """
 
     observed: int = 0
@@ -43,6 +45,7 @@ class ZeroGradients:
     last: tuple[str, tuple[int, ...]] | None = None
     learns: bool = False
     begins: int = -1
+    made: GradientsMade = field(default_factory=GradientsMade)
     watch: Watch[None] = field(default_factory=lambda: Watch(clear_after=1))
     _first: int = -1
 
@@ -56,6 +59,7 @@ class ZeroGradients:
             return
         if self.begins < 0 and len(window.steps):
             self.begins = int(window.steps[0])
+        self.made.take(window)
         beside = {name: mean_by_step(window, name) for name in _BESIDE}
         gradients = rows_by_step(window, "grad_norm")
         for step in sorted({*gradients, *beside["loss"]}):
@@ -120,7 +124,17 @@ def finding(episode: Episode[None], zero: ZeroGradients, world_size: int) -> Fin
         moved = "No step changed any parameter."
     elif zero.update > 0:
         moved = "What moves the parameters all the same is weight decay or momentum."
-    if zero.constant:
+    if zero.made:
+        loss = (
+            f"Backward passes make others, of norm {number(zero.made.norm)}: they are set to zero "
+            "before the optimizer steps."
+        )
+        explained = (
+            "Possible causes: `zero_grad(set_to_none=False)` between `backward()` and `step()`, "
+            "clipping to a length of 0, a factor of 0."
+        )
+        remedy = "Look at what is done to `p.grad` between `backward()` and `step()`."
+    elif zero.constant:
         loss = (
             f"The loss was exactly {number(zero.least + 0.0)} at all {zero.losses:,} recorded "
             "steps, and nothing in it depends on the parameters."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -10,10 +11,12 @@ import numpy as np
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.mechanisms.by_rank import ByRank
 from rankscope.server.detectors.mechanisms.episode import Condition, Episode, Watch
+from rankscope.server.detectors.mechanisms.gradients_made import GradientsMade
 from rankscope.server.detectors.mechanisms.wording import (
     agree,
     count,
     if_several,
+    number,
     ranks,
     sentences,
 )
@@ -29,11 +32,15 @@ _BEFORE, _IN_A_ROW = 8, 8
 
 @dataclass(slots=True)
 class Gone:
-    """What was seen: sampled steps without any gradient, and of which ranks, out of so many."""
+    """What was seen: sampled steps without any gradient, and of which ranks, out of so many.
+
+    `made` is the norm of gradients that there were before the optimizer stepped; NaN for none.
+    """
 
     samples: int
     ranks: tuple[int, ...]
     world: int
+    made: float
 
     @property
     def all(self) -> bool:
@@ -69,6 +76,8 @@ class WithoutGradients(Condition[Gone]):
         self.some_steps.turns_at = min([self.some_steps.turns_at, *turns])
         if updates is None:
             return
+        made = GradientsMade()
+        made.take(window)
         known = self.ranks
         rows = known.rows(window.ranks)
         unasked = np.isin(known.ranks, list(frozen))
@@ -92,7 +101,8 @@ class WithoutGradients(Condition[Gone]):
             # Samples every so many steps may all fall on those without.
             if gone.any() and self.some_steps.watch.open(step) is None:
                 who = tuple(known.ranks[gone].tolist())
-                facts = Gone(int(known["without"][gone].max()), who, int(there.sum()))
+                samples = int(known["without"][gone].max())
+                facts = Gone(samples, who, int(there.sum()), made.norm)
                 begin = int(known["begin"][gone].min())
                 self.watch.bad(step, facts, first_step=begin).facts = facts
             else:
@@ -119,9 +129,12 @@ class WithoutGradients(Condition[Gone]):
                 f"At {count(facts.samples, 'sampled step')} in a row no parameter"
                 f"{if_several(facts.world, 'of any rank') if facts.all else of} had a gradient "
                 "when the optimizer stepped, and none was moved, though losses were computed.",
-                "Gradients were kept elsewhere (FSDP that is told not to reduce keeps partial sums "
-                "of its own and sets no `grad`; `no_sync` that was never left), were set to None "
-                "before the step, or `backward` is not called any more."
+                f"Backward passes make some all the same (of norm {number(facts.made)}): what is "
+                "between them and the step takes them away, such as a `zero_grad` in that place."
+                if facts.all and math.isfinite(facts.made)
+                else "Gradients were kept elsewhere (FSDP that is told not to reduce keeps partial "
+                "sums of its own and sets no `grad`; `no_sync` that was never left), were set to "
+                "None before the step, or `backward` is not called any more."
                 if facts.all
                 else f"The other ranks train on. What {who} {agree(len(facts.ranks), 'holds')} (a "
                 "stage of a pipeline, a shard, experts) does not call `backward` any more with "

@@ -67,6 +67,7 @@ def zeros(
     every: int = 1,
     begin: int = 0,
     rate: float = 0.1,
+    made: float = 0.0,
     steps: int = 300,
 ) -> Trace:
     """Two ranks whose gradients are exactly zero up to step `until`, sampled at intervals.
@@ -74,6 +75,7 @@ def zeros(
     Args:
         loss: at all of these steps, with this much noise.
         begin: first step of the run, which is a resumed one.
+        made: norm of the gradients in the backward pass; 0: not posted.
     """
     random = np.random.default_rng(seed)
     each = np.arange(begin, begin + steps)
@@ -88,6 +90,8 @@ def zeros(
         "tensors_without_gradient": np.where(norms > 0, 0.0, 2.0),
         "lr": np.full((2, steps), rate),
     }
+    if made:
+        series["grad_norm_local"] = np.full((2, steps), made)
     masks = dict.fromkeys(("grad_norm", "update_ratio", "tensors_without_gradient"), there)
     return Trace("zeros", seed, each, series, masks, config={"parameter_tensors": 2})
 

@@ -18,6 +18,7 @@ def without_gradients(
     sampled_every: tuple[int, int] = (1, 1),
     for_good: int = 10**9,
     normed: bool = True,
+    made: bool = False,
     steps: int = 120,
 ) -> Trace:
     """Two ranks none of whose parameters has a gradient from one step until another.
@@ -29,6 +30,7 @@ def without_gradients(
         sampled_every: steps from one sample of a rank to its next.
         for_good: step from which on there is none whatever `every` says.
         normed: gradients are posted at all.
+        made: so are those that the backward passes make, whatever comes of them.
     """
     random = np.random.default_rng(seed)
     shape, gone = (2, steps), (np.arange(steps) >= at) & (np.arange(steps) < until)
@@ -41,6 +43,8 @@ def without_gradients(
         "grad_norm": np.exp(0.2 * random.standard_normal(shape)),
         "update_ratio": updates,
     }
+    if made:
+        series["grad_norm_local"] = np.exp(0.2 * random.standard_normal(shape))
     sampled = np.arange(steps) % np.array(sampled_every)[:, None] == 0
     present = {
         "grad_norm": sampled & ~(who[:, None] & gone) & normed,

@@ -9,7 +9,7 @@ from rankscope.server.window import Series, Window
 STEPS = 48
 
 
-def judged(*, updates=None, gradients=None, digests=None, steps=STEPS):
+def judged(*, updates=None, gradients=None, digests=None, made=None, steps=STEPS):
     shape = (2, steps)
     there = np.ones(shape, dtype=bool)
     series = {
@@ -18,6 +18,8 @@ def judged(*, updates=None, gradients=None, digests=None, steps=STEPS):
     }
     if gradients is not None:
         series["grad_norm"] = Series(gradients, there)
+    if made is not None:
+        series["grad_norm_preclip"] = Series(made, there)
     held = np.full(shape, 7, dtype=np.uint64) if digests is None else digests
     window = Window(
         world_size=2,
@@ -38,6 +40,15 @@ def test_a_loss_that_is_cut_off():
     assert "No parameter has a gradient" in finding.title
     assert "detach" in finding.cause
     assert check.status == "open"
+
+
+def test_gradients_that_are_gone_when_the_optimizer_steps():
+    (finding,), _ = judged(made=np.full((2, STEPS), 1.5))
+    assert "Backward passes make gradients (of norm 1.5)" in finding.cause
+    assert "zero_grad" in finding.remedy
+    # Where they are exactly zero in the backward pass, the loss is cut off.
+    (finding,), _ = judged(made=np.zeros((2, STEPS)))
+    assert "detach" in finding.cause
 
 
 @pytest.mark.parametrize(
