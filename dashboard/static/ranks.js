@@ -5,8 +5,9 @@ import { age } from "./api.js";
 import { $, badge, count, debounce, duration, el, fill, number, parseRanks, seconds, show, stateBadge, stepText } from "./dom.js";
 
 const SHOWN = 16;
+// The least of what `rank.silent` asks for: a rank that is silent here has its alert by and by.
 const SILENT_BEATS = 3;
-const MIN_SILENCE = 15;
+const MIN_SILENCE = 30; // seconds
 
 // What each column is sorted by; the first click has the end of interest on top.
 const COLUMNS = {
@@ -79,7 +80,7 @@ export class RankTable {
     const limit = this.#everyone ? fitting.length : Math.max(SHOWN, order ? 0 : Math.min(suspects, 2 * SHOWN));
     const shown = fitting.slice(0, limit);
     fill($("ranks-body"), this.state.get("rhost") ? grouped(shown, fitting, run) : shown.map((rank) => row(rank, run)),
-      fitting.length === 0 && el("tr", {}, el("td", { colspan: 7, class: "muted whole" }, "No rank fits the filter.")));
+      fitting.length === 0 && el("tr", {}, el("td", { colspan: Object.keys(COLUMNS).length, class: "muted whole" }, "No rank fits the filter.")));
     show($("ranks-more"), fitting.length > SHOWN);
     $("ranks-more").textContent = this.#everyone ? "Show fewer" : `Show all ${fitting.length} ranks`;
   }
@@ -133,7 +134,7 @@ function grouped(shown, all, run) {
     const times = there.map((rank) => rank.step_seconds).filter((t) => typeof t === "number").sort((a, b) => a - b);
     return [
       el("tr", { class: "host", "data-host": host }, el(
-        "th", { scope: "rowgroup", colspan: 7, class: "whole" }, host || "no host reported",
+        "th", { scope: "rowgroup", colspan: Object.keys(COLUMNS).length, class: "whole" }, host || "no host reported",
         el("span", { class: "muted" }, ` ${there.length} rank${there.length > 1 ? "s" : ""}`,
           times.length > 0 && `, median step ${seconds(times[times.length >> 1])}`),
         suspects > 0 && [" ", badge(`${suspects} suspicious`, "critical", "\u25B2")],

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rankscope.server.detectors.rank.silent import SilentPolicy
 from rankscope.server.storage.judgement.evaluation import RunRow
 from rankscope.server.window import Check, LivenessPart, Status
 
-# A run all of whose ranks have said nothing for this long is not running.
-_LOST_SECONDS = 30.0
+# A run all of whose ranks are silent by these is not running.
+_SILENT = SilentPolicy()
 # Its alert comes within a second of that, and at the latest after this many times as long where the
 # server is too busy to listen.
 _ALERT_WITHIN = 4.0
@@ -27,7 +28,7 @@ def state_of(
     silent, failed = 0, any(entry.liveness.state == "failed" for entry in liveness)
     for life in (entry.liveness for entry in liveness):
         if life.state == "running":
-            patience = max(_LOST_SECONDS, 10 * life.typical_gap, 3 * life.longest_gap)
+            patience = _SILENT.patience(life)
             if not (failed or _is_reported(checks)):
                 patience *= _ALERT_WITHIN
             if now - life.last_seen < patience:

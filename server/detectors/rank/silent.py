@@ -43,6 +43,15 @@ class SilentPolicy(Policy):
     critical_after: Times = 10.0
     listening: Seconds = 10.0
 
+    def patience(self, life: RankLiveness) -> float:
+        """Seconds without a word from a rank from which on it is silent."""
+        return max(
+            self.min_silence,
+            self.heartbeats * life.heartbeat_seconds,
+            self.typical_gaps * life.typical_gap,
+            self.longest_gaps * life.longest_gap,
+        )
+
 
 @dataclass(slots=True)
 class SilentState:
@@ -142,12 +151,7 @@ class RankSilent(Detector[SilentState]):
                 policy.heartbeats * life.heartbeat_seconds,
                 min(policy.failed_longest_gaps * life.longest_gap, policy.min_silence),
             )
-        return max(
-            policy.min_silence,
-            policy.heartbeats * life.heartbeat_seconds,
-            policy.typical_gaps * life.typical_gap,
-            policy.longest_gaps * life.longest_gap,
-        )
+        return policy.patience(life)
 
     def _silent(self, liveness: Sequence[RankLiveness], state: SilentState) -> list[RankLiveness]:
         failures = [life.last_seen for life in liveness if life.state == "failed"]
