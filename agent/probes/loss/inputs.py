@@ -70,6 +70,7 @@ class LossInputs:
     `targets_blank` is 1 where a target of `ctc_loss` holds the blank, which stands for none.
     `labels_outside` is 1 where a binary cross entropy is given labels below 0 or above 1, which
     is no mistake where single elements of the loss are taken out again (`reduction="none"`).
+    `label_smoothing` is that of a `cross_entropy` which has one.
     `loss_broadcast` says of losses of two tensors of one shape (`mse_loss` and the like) how many
     times as many differences were taken as the larger one has elements: [N, 1] and [N] make N^2;
     and of losses written by hand how many times as many as there are outputs.
@@ -102,6 +103,8 @@ class LossInputs:
             elif name == "cross_entropy":
                 self._note("scores_softmaxed", _are_probabilities(scores.detach()))
                 self._count(int(scores.shape[min(scores.dim(), 2) - 1]))
+                if smoothing := given.get("label_smoothing"):
+                    self._found.setdefault("label_smoothing", []).append(float(smoothing))
             elif name == "nll_loss":
                 self._note("scores_unnormalised", _are_no_logarithms(scores.detach()))
             elif name == "kl_div":

@@ -62,6 +62,7 @@ class Loss(Probe):
     `labels_outside`, 1 where a binary cross entropy is given labels below 0 or above 1;
     `loss_negated`, 1 where the negative of a squared or absolute error is minimised (0 at other
     passes from then on); `loss_subtracted`, the same of a loss that is one term of a sum;
+    `label_smoothing` of a `cross_entropy` that has one;
     `loss_broadcast`, how many times as many differences were taken as there are outputs (1, or N
     where [N, 1] met [N]); and `output_scale`, the root mean square of the outputs over that of the
     targets.

@@ -12,10 +12,13 @@ from rankscope.server.detectors.effects import EPISODE, Rule
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
 from rankscope.server.detectors.mechanisms.series_by_step import rows_by_step
 from rankscope.server.detectors.mechanisms.waiting import too_few
-from rankscope.server.detectors.mechanisms.wording import count, number, ranks
+from rankscope.server.detectors.mechanisms.wording import count, number, percent, ranks
 from rankscope.server.detectors.policy import Observations, Policy
 from rankscope.server.detectors.profiles import TURNS
 from rankscope.server.window import Bool, Check, Window
+
+# From here on the label itself is the smaller part of what is asked for; 0.1 is usual.
+_SMOOTHED = 0.5
 
 # Series -> the value that is as it should be.
 _RIGHT: Mapping[str, float] = {
@@ -28,6 +31,7 @@ _RIGHT: Mapping[str, float] = {
     "loss_subtracted": 0.0,
     "targets_blank": 0.0,
     "next_token_distance": 1.0,
+    "label_smoothing": _SMOOTHED,
 }
 # Where a loss is known at all, by which it is seen whether all ranks have the same one.
 _LOSS = "loss"
@@ -80,13 +84,14 @@ class LossInputs(Detector[InputsState]):
     targets of the shape [N] make N x N differences, and the best answer is then the mean of all
     targets; with labels of -1 and 1, or of images that were normalised, a binary cross entropy has
     no floor; and the negative of an error never has one, nor has a sum from which a loss is taken
-    away; and labels that the program shifts and the model shifts once more ask for the token after
-    the next.
+    away; a smoothing of the labels above a half leaves hardly anything to learn; and labels that
+    the program shifts and the model shifts once more ask for the token after the next.
 
     Statistic:
         At 8 consecutive samples `scores_softmaxed`, `scores_unnormalised`, `scores_positive`,
         `labels_outside`, `loss_negated`, `loss_subtracted` or `targets_blank` above 0, or
-        `loss_broadcast` or `next_token_distance` above 1, on any rank. Over after 8 steps without.
+        `loss_broadcast` or `next_token_distance` above 1, or `label_smoothing` above 0.5, on any
+        rank. Over after 8 steps without.
 
     Severity:
         Warning; info for a loss that is taken away where another optimizer of the process steps in
@@ -239,6 +244,18 @@ def _finding(
         remedy = (
             "Shift once: give a model that shifts by itself (`labels=input_ids`) labels that are "
             "not, or take the shift out of the loss. Nothing, if the token after the next is meant."
+        )
+    elif name == "label_smoothing":
+        share = percent(episode.facts)
+        title = f"The labels are smoothed by {share}"
+        cause = (
+            f"`label_smoothing` of `cross_entropy` spreads {share} of each target over all "
+            "classes alike: what is asked for is hardly an answer any more. The loss cannot come "
+            "far below that of guessing, and the gradients of what distinguishes the classes are "
+            "as much smaller."
+        )
+        remedy = (
+            "It is the share that is taken from the label, not the one left to it; 0.1 is usual."
         )
     elif name == "targets_blank":
         title = "Targets of `ctc_loss` hold the blank"

@@ -16,7 +16,7 @@ _AGENTS = re.compile(
     r"|tokens_per_second|optimizer_steps|micro_steps|steps_skipped|scheduler_steps|amp_scale"
     r"|parameters_written|modules_in_eval|autocast|passes_discarded|loss_divisor|losses_summed"
     r"|gradients_unreduced"
-    r"|buffers_nonfinite|gradient_carried.*|tensors_.*|push_.*|outputs_compared|task|loss_classes"
+    r"|buffers_nonfinite|gradient_carried.*|tensors_.*|push_.*|outputs_compared|task|loss_classes|label_smoothing"
     r"|rng_repeats|first_layer_input_rms|initial_gain"
     r"|process_(resident_memory|mapped_file)_bytes|cuda_(max_)?memory_(allocated|reserved)_bytes"
     r"|gpu_(temperature_celsius|sm_clock_mhz|throttle_reasons|ecc_(un)?corrected)"

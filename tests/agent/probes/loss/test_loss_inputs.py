@@ -269,6 +269,14 @@ def test_labels_of_a_binary_loss(labels, more, outside):
     assert {s.get("labels_outside") for s in trained(loss, outputs=1)} == {outside}
 
 
+@pytest.mark.parametrize(("smoothing", "posted"), [(0.0, None), (0.1, 0.1), (0.9, 0.9)])
+def test_smoothed_labels(smoothing, posted):
+    def loss(scores):
+        return functional.cross_entropy(scores, classes(), label_smoothing=smoothing)
+
+    assert {s.get("label_smoothing") for s in trained(loss)} == {posted}
+
+
 def test_targets_of_all_losses_of_a_step_count_together():
     def loss(scores):
         real, made = scores[: SAMPLES // 2], scores[SAMPLES // 2 :]
