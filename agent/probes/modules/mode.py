@@ -19,6 +19,9 @@ _EVENT = "mode.changed"
 _MOST_NAMES, _MOST_EVENTS = 200, 64
 # Rate of a dropout from which on a tenth of what a layer gives is left, or less.
 _MOST_DROPPED = 0.9
+# Momentum of a normalization below which half of its statistics are those that it was made with for
+# more than 69 batches; 0.1 is usual, 0.01 what Keras has.
+_SLOW = 0.01
 # Functions of torch that draw what they drop, where they are told that it is training.
 _DROPPING = frozenset(
     ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
@@ -58,8 +61,9 @@ class Mode(Probe):
     most; and how many of the normalizations in eval are `new`, with statistics of no batch at all
     (`new_trained`: of these, how many have a weight that requires a gradient). It lists, too, what
     of the modules in training mode does more than is usual or nothing: `dropping`, [name, rate] of
-    dropout modules with a rate of 0.9 or more, and `still`, normalizations with a momentum of 0
-    that began with statistics of no batch and keep them.
+    dropout modules with a rate of 0.9 or more, and of normalizations that began with statistics of
+    no batch `still`, those with a momentum of 0, which keep them, and `slow`, [name, momentum] of
+    those with one below 0.01.
     """
 
     name = "mode"
@@ -114,13 +118,12 @@ class Mode(Probe):
             for one in training
             if isinstance(one.module, _DropoutNd) and one.module.p >= _MOST_DROPPED
         ]
-        still = [
-            one.name
-            for one in training
-            if id(one.module) in self._began_new and getattr(one.module, "momentum", None) == 0
-        ]
-        lists = {"dropping": dropping[:_MOST_NAMES], "still": still[:_MOST_NAMES]}
-        return {name: found for name, found in lists.items() if found}
+        began_new = [one for one in training if id(one.module) in self._began_new]
+        momenta = [(one.name, getattr(one.module, "momentum", None)) for one in began_new]
+        still = [name for name, momentum in momenta if momentum == 0]
+        slow = [[name, float(m)] for name, m in momenta if m is not None and 0 < m < _SLOW]
+        lists: dict[str, list[Any]] = {"dropping": dropping, "still": still, "slow": slow}
+        return {name: found[:_MOST_NAMES] for name, found in lists.items() if found}
 
     def _mode_dependent(self) -> tuple[ModeDependent, ...]:
         named = self.context.modules.named()

@@ -8,6 +8,12 @@ from typing import Any
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.effects import EPISODE, Rule
 from rankscope.server.detectors.mechanisms.wording import agree, count, listing, percent, sentences
+from rankscope.server.detectors.mode.slow_statistics import (
+    EVALUATIONS,
+    PASSES,
+    TRAINING,
+    SlowStatistics,
+)
 from rankscope.server.window import Check, Occurrence, Window
 
 _KIND = "mode.settings"
@@ -22,6 +28,7 @@ class SettingsState:
     Attributes:
         dropping: name of a dropout module -> its rate.
         still: normalizations whose statistics stay what they were made.
+        slow: evaluations by statistics that hardly any batch has gone into.
         first_step: of the first event that named any; -1 for none.
     """
 
@@ -29,10 +36,11 @@ class SettingsState:
     dropping: dict[str, float] = field(default_factory=dict)
     still: tuple[str, ...] = ()
     first_step: int = -1
+    slow: SlowStatistics = field(default_factory=SlowStatistics)
 
 
 class ModeSettings(Detector[SettingsState]):
-    """A dropout that leaves a tenth or less, or a batch norm that keeps no statistics.
+    """A dropout that leaves a tenth or less, or a batch norm that keeps no statistics, or hardly.
 
     A rate of 0.95 is mostly one that was meant to be kept: libraries differ in which of both they
     ask for. A momentum of 0 leaves running statistics as they were made (mean 0, variance 1), which
@@ -42,19 +50,23 @@ class ModeSettings(Detector[SettingsState]):
     Statistic:
         None: the settings of modules in training mode, as each rank reports them at its first step
         and where the mode of a module changes. Dropout with a rate of 0.9 or more; normalizations
-        with a momentum of 0 that began with statistics of no batch.
+        with a momentum of 0 that began with statistics of no batch. And evaluations after 100
+        steps or more that lose over 1.5 times as much as training did in the last 20, where the
+        momentum m of a normalization leaves (1 - m) to the number of batches, the weight of the
+        statistics that it was made with, above a half.
 
     Severity:
         Warning.
 
     Evidence:
-        `dropping` (rate by module), `still` (names).
+        `dropping` (rate by module), `still` (names); `share` and `slow` (momentum by module).
 
     Source:
         TensorFlow 1 and `keep_prob`; Keras' `momentum` of 0.99, which is PyTorch's 0.01.
     """
 
     kinds = (_KIND,)
+    wants = (EVALUATIONS, TRAINING, PASSES)
     lasting = "settings stay as they are until something sets them"
     effects = (
         Rule(
@@ -71,15 +83,18 @@ class ModeSettings(Detector[SettingsState]):
         for event in sorted(window.events, key=lambda e: (e.step, e.rank)):
             if event.kind == _EVENT:
                 _take(event, state)
-        last_step = window.last_step
-        findings = (_finding(state, last_step),) if state.first_step >= 0 else ()
-        return Outcome({_KIND: _check(state)}, findings)
+        state.slow.take(window)
+        findings = state.slow.findings(window)
+        if state.first_step >= 0:
+            findings.append(_finding(state, window.last_step))
+        return Outcome({_KIND: _check(state)}, tuple(findings))
 
 
 def _take(event: Occurrence, state: SettingsState) -> None:
     state.reported = True
     dropping, still = event.data.get("dropping"), event.data.get("still")
     state.dropping |= {str(name): rate for name, rate in _pairs(dropping)}
+    state.slow.momenta |= {str(name): m for name, m in _pairs(event.data.get("slow"))}
     if isinstance(still, list | tuple):
         state.still = tuple(dict.fromkeys((*state.still, *map(str, still))))
     if state.first_step < 0 and (state.dropping or state.still):

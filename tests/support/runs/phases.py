@@ -464,12 +464,22 @@ def thrown_back(
     return Trace("thrown back", seed, np.arange(steps), series, present)
 
 
-def module_settings(seed: int, *, said: dict | None = None, steps: int = 60) -> Trace:
-    """Two ranks that say at their first step what their modules are; None: nothing."""
+def module_settings(
+    seed: int, *, said: dict | None = None, evaluated: float = 0.0, steps: int = 60
+) -> Trace:
+    """Two ranks that say at their first step what their modules are; None: nothing.
+
+    Args:
+        evaluated: loss of the evaluations, at every twentieth step; 0: there are none.
+    """
     events = tuple(
         Occurrence(rank, 0, "mode.changed", "", {"of": 2, **said})
         for rank in range(2)
         if said is not None
     )
     series = {"modules_in_eval": np.zeros((2, steps))}
-    return Trace("module settings", seed, np.arange(steps), series, events=events)
+    present = {}
+    if evaluated:
+        series |= {"loss": np.full((2, steps), 0.1), "eval/loss": np.full((2, steps), evaluated)}
+        present["eval/loss"] = np.tile(np.arange(steps) % 20 == 19, (2, 1))
+    return Trace("module settings", seed, np.arange(steps), series, present, events=events)

@@ -209,6 +209,7 @@ def test_mode_changes_at_every_step_are_reported_a_limited_number_of_times(watch
 def test_modules_whose_settings_are_extreme(watching):
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8, momentum=0.0), nn.Dropout(0.95))
     model.append(nn.Sequential(nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 4)))
+    model.append(nn.BatchNorm1d(4, momentum=1e-4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watching.attach(model, optimizer)
     for _ in range(2):
@@ -218,3 +219,4 @@ def test_modules_whose_settings_are_extreme(watching):
     (said,) = events(watching).values()
     assert said["dropping"] == [["2", 0.95]]
     assert said["still"] == ["1"]
+    assert said["slow"] == [["4", 1e-4]]
