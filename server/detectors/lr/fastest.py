@@ -1,4 +1,4 @@
-"""Ranks with a learning rate of their own: stages of a pipeline, owners of a part of the model."""
+"""Learning rates of their own: of ranks (stages of a pipeline) and of groups of parameters."""
 
 from __future__ import annotations
 
@@ -8,22 +8,32 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.mechanisms.statistics import rank_rows
-from rankscope.server.detectors.mechanisms.wording import ranks
+from rankscope.server.detectors.mechanisms.wording import number, ranks
 from rankscope.server.window import Window
 
 # Times the rate of most ranks, from which on a rate is one of its own: by so much a rate that a
 # training does not stand differs from one that it does.
 _APART = 3.0
+# The same of a group of parameters: new layers beside such as are trained already, or embeddings,
+# have ten times the rate of the rest on purpose.
+_GROUP_APART = 30.0
+_GROUPS = "lr/"
 
 
 @dataclass(slots=True)
 class Fastest:
-    """The highest rate of each rank so far."""
+    """The highest rate of each rank so far, and of each group of parameters."""
 
     highest: dict[int, float] = field(default_factory=dict)
+    of_groups: dict[str, float] = field(default_factory=dict)
 
     def take(self, window: Window) -> None:
         """Takes a window's rates."""
+        for name in sorted(window.series):
+            if name.startswith(_GROUPS):
+                rates = window.series[name].values[window.series[name].present]
+                known = self.of_groups.get(name, -math.inf)
+                self.of_groups[name] = max(known, float(np.fmax.reduce(rates, initial=-np.inf)))
         rows = rank_rows(window, "lr")[1]
         most = np.fmax.reduce(np.where(np.isfinite(rows), rows, np.nan), axis=0, initial=-np.inf)
         for rank, rate in zip(window.ranks.tolist(), most.tolist(), strict=True):
@@ -41,6 +51,27 @@ class Fastest:
     def rate(self) -> float:
         """The highest of all."""
         return max(self.highest.values(), default=math.nan)
+
+    @property
+    def group(self) -> tuple[str, float] | None:
+        """Number and rate of the group of parameters whose rate is far above the others'."""
+        if len(self.of_groups) < 2:
+            return None
+        *_, (usual, _), (rate, name) = sorted((r, n) for n, r in self.of_groups.items())
+        if not rate > _GROUP_APART * usual > 0:
+            return None
+        return name.removeprefix(_GROUPS), rate
+
+    def sentence(self) -> str:
+        """Which group of parameters it is, for a cause; empty where all have about the same."""
+        if self.group is None:
+            return ""
+        number_, rate = self.group
+        others = sorted(self.of_groups.values())[-2]
+        return (
+            f"The rate of parameter group {number_} of the optimizer is {number(rate / others)} "
+            f"times that of the others ({number(others)} at most)."
+        )
 
     def where(self) -> str:
         """Which ranks it is of, for a sentence; empty where all have the same."""

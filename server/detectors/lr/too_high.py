@@ -134,7 +134,7 @@ class RateTooHigh(Detector[HighState]):
         steps without).
 
     Where ranks have rates of their own (stages of a pipeline), those far above the others' are
-    named.
+    named; so is a group of parameters whose rate is more than 30 times that of each other one.
 
     Evidence:
         `sign` (its kind, `start` or `momentum`), `lr`, `update_ratio` where it is posted,
@@ -151,7 +151,7 @@ class RateTooHigh(Detector[HighState]):
     needs = ("loss", "lr")
     wants = (
         *("grad_norm", "grad_norm_preclip", "update_ratio", "input_rms"),
-        *("initial_gain", "explained_deviance", "weight_norm"),
+        *("initial_gain", "explained_deviance", "weight_norm", "lr/*"),
     )
 
     policy: HighPolicy
@@ -180,7 +180,7 @@ class RateTooHigh(Detector[HighState]):
 
     def advance(self, window: Window, state: HighState) -> Outcome:
         """Asks the others, and looks at the rate and the updates before what they found."""
-        names, policy = (*self.needs, *self.wants), self.policy
+        names, policy = (*self.needs, *self.wants[:-1]), self.policy
         state.momentum.configured(window.config)
         state.start.games |= any(event.kind == TURNS for event in window.events)
         for step, row in together(window, *names):
@@ -226,7 +226,7 @@ class RateTooHigh(Detector[HighState]):
                 state.last_step = max(state.last_step, sign.last_step)
                 findings.append(_finding(sign, high, state.fastest, self.policy))
         if _start_counts(state):
-            findings.append(_start_finding(state.start, self.policy))
+            findings.append(_start_finding(state.start, state.fastest, self.policy))
         findings += [momentum.finding(e) for e in state.momentum.watch.take(window.last_step)]
         # Not by number: how much of a long block is looked back at must not depend on its length.
         for series in (state.updates, state.rates):
@@ -299,8 +299,10 @@ def _start_counts(state: HighState) -> bool:
     return seen >= 0 and not any(before)
 
 
-def _start_finding(start: BadStart, policy: HighPolicy) -> Finding:
+def _start_finding(start: BadStart, fastest: Fastest, policy: HighPolicy) -> Finding:
     rate, known, losses = start.rate, start.known, start.losses
+    if fastest.group is not None:
+        rate = fastest.group[1]
     explained = float(np.mean(start.explained)) if known else math.nan
     usable = rate * min(max(policy.usual_update / start.written, policy.least_cut), policy.most_cut)
     more = "hardly more" if explained > 0.05 else "no more"  # as `start._NOTHING`
@@ -325,6 +327,7 @@ def _start_finding(start: BadStart, policy: HighPolicy) -> Finding:
             + f"; the loss began at {number(losses.first)}, was at {number(losses.highest)} and "
             f"has come to {number(losses.latest[-1])} since.",
             worth if known else "It is still above where it began.",
+            fastest.sentence(),
         ),
         remedy=(
             "Begin with a warm-up of some hundred steps, or with a learning rate of "
@@ -348,6 +351,8 @@ def _finding(sign: Finding, high: High, fastest: Fastest, policy: HighPolicy) ->
     if named:
         # Stages of a pipeline may have rates of their own: the mean of them is nobody's.
         high = replace(high, rate=fastest.rate)
+    elif high.rise is None and fastest.group is not None:
+        high = replace(high, rate=fastest.group[1])
     evidence: dict[str, Any] = {"sign": sign.kind, "lr": high.rate}
     first = sign.first_step if high.since is None else min(high.since, sign.first_step)
     if math.isfinite(high.update):
@@ -361,9 +366,10 @@ def _finding(sign: Finding, high: High, fastest: Fastest, policy: HighPolicy) ->
         usable = high.rate * min(
             max(policy.usual_update / high.update, policy.least_cut), policy.most_cut
         )
-        cause = (
+        cause = sentences(
             f"{sign.title}. A step changes the parameters by {number(high.update)} of their size; "
-            "healthy trainings stay below 0.01."
+            "healthy trainings stay below 0.01.",
+            "" if named else fastest.sentence(),
         )
     where = f" before step {first}" if first > 0 else ""
     remedy = (
