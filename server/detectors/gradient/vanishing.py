@@ -15,7 +15,7 @@ from rankscope.server.detectors.gradient.zero_steps import ZeroSteps
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
 from rankscope.server.detectors.mechanisms.samples import LayerSample, layer_samples
 from rankscope.server.detectors.mechanisms.series_by_step import median, together
-from rankscope.server.detectors.mechanisms.statistics import Progress
+from rankscope.server.detectors.mechanisms.statistics import Progress, change_point
 from rankscope.server.detectors.mechanisms.wording import count, listing, number, percent, sentences
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share, Steps
 from rankscope.server.window import Check, Window
@@ -24,6 +24,12 @@ _MAX_NAMES = 64
 # Of so many matrices one at the least is faint: a factor of 0.25 a layer, the slope of a sigmoid,
 # leaves the first of five below a hundredth.
 _DEEP = 5
+# Times the ratio of now, and samples in a row, from which on the layers had passed gradients on.
+_HAD, _IN_A_ROW = 10.0, 4
+# Samples among which it is looked for since when they do not.
+_MEMORY = 256
+# First updates, of which the median shows whether they wrote over what the layers began with.
+_FIRST_UPDATES, _LARGE_UPDATE = 20, 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,12 @@ class VanishingPolicy(Policy):
 
 @dataclass(slots=True)
 class Fading:
-    """What was seen: norms of the first and of the last matrix, their ratio, what was learned."""
+    """What was seen: norms of the first and of the last matrix, their ratio, what was learned.
+
+    `before` is the largest that the ratio was, in several samples, and `since` the step from which
+    on it has been lower; `update` how far the first steps went, relative to the parameters, NaN
+    where it is not known.
+    """
 
     ratio: float
     relative: float
@@ -77,6 +88,14 @@ class Fading:
     weak: tuple[str, ...]
     matrices: int
     gained: float
+    before: float = 0.0
+    update: float = math.nan
+    since: int = -1
+
+    @property
+    def had(self) -> bool:
+        """Whether the first layers had their share of the gradient once."""
+        return self.before > _HAD * self.ratio
 
 
 @dataclass(slots=True)
@@ -86,6 +105,9 @@ class VanishingState:
     Attributes:
         ratios: gradient norm of the first matrix over that of the last, and the same of the
             gradients over the weights.
+        passed: steps and ratios of as many samples as are remembered.
+        before: the largest median ratio of four samples in a row.
+        updates: the first ones, relative to the parameters.
     """
 
     ratios: deque[tuple[float, float]]
@@ -98,6 +120,9 @@ class VanishingState:
     names: tuple[str, ...] = ()
     weights: dict[str, float] = field(default_factory=dict)
     begun: int = -1
+    passed: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_MEMORY))
+    before: float = 0.0
+    updates: list[float] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
     early: list[float] = field(default_factory=list)
     zero: ZeroGradients = field(default_factory=ZeroGradients)
@@ -129,7 +154,8 @@ class GradientVanishing(Detector[VanishingState]):
         steps without a gradient.
 
     Evidence:
-        `ratio`, `relative_ratio`, `first`, `last` (norms), `matrices`, `gained`; of zeros
+        `ratio`, `relative_ratio`, `first`, `last` (norms), `matrices`, `gained`, `ratio_before`
+        where that was ten times as large; of zeros
         `observed`, `constant_loss`, `loss`, `update_ratio`, `lr`; of single steps `steps`, `count`.
 
     Source:
@@ -163,7 +189,7 @@ class GradientVanishing(Detector[VanishingState]):
 
     def advance(self, window: Window, state: VanishingState) -> Outcome:
         """Takes losses and samples in the order of their steps."""
-        rows = dict(together(window, "loss", "accuracy"))
+        rows = dict(together(window, "loss", "accuracy", "update_ratio"))
         seen = dict(layer_samples(window, "grad_norm", "weight_norm"))
         for step in sorted({*rows, *seen}):
             self._learn(step, rows.get(step, {}), state)
@@ -190,7 +216,9 @@ class GradientVanishing(Detector[VanishingState]):
     def _learn(self, step: int, row: dict[str, float], state: VanishingState) -> None:
         if math.isfinite(row.get("accuracy", math.nan)):
             state.accuracies.append(row["accuracy"])
-        loss = row.get("loss", math.nan)
+        update, loss = row.get("update_ratio", math.nan), row.get("loss", math.nan)
+        if len(state.updates) < _FIRST_UPDATES and math.isfinite(update):
+            state.updates.append(update)
         if not math.isfinite(loss):
             return
         state.signed |= loss < 0
@@ -203,7 +231,8 @@ class GradientVanishing(Detector[VanishingState]):
         if sample.names != state.names:
             state.names = sample.names
             state.ratios.clear()
-            state.begun = -1
+            state.passed.clear()
+            state.before, state.begun = 0.0, -1
         norms = _whole(sample)
         matrices = [
             place
@@ -221,6 +250,10 @@ class GradientVanishing(Detector[VanishingState]):
         sizes = state.weights.get(first, math.nan), state.weights.get(last, math.nan)
         relative = ratio * sizes[1] / sizes[0] if min(sizes) > 0 else ratio
         state.ratios.append((ratio, relative))
+        state.passed.append((sample.step, ratio))
+        if len(state.passed) >= _IN_A_ROW:
+            newest = [r for _, r in list(state.ratios)[-_IN_A_ROW:]]
+            state.before = max(state.before, median(newest))
         policy = self.policy
         if not _judged(state, policy):
             return
@@ -243,8 +276,19 @@ class GradientVanishing(Detector[VanishingState]):
             weak=tuple(weak[:_MAX_NAMES]),
             matrices=len(matrices),
             gained=gained,
+            before=state.before,
+            update=median(state.updates),
+            since=_since(state),
         )
+        # Nothing was learned before it, either: it began with what led to it.
         state.watch.bad(sample.step, facts, first_step=state.begun).facts = facts
+
+
+def _since(state: VanishingState) -> int:
+    """The step from which on the first layers have had so little."""
+    steps, ratios = zip(*state.passed, strict=True)
+    at, *_ = change_point(np.log(np.array(ratios)))
+    return int(steps[at])
 
 
 def _judged(state: VanishingState, policy: VanishingPolicy) -> bool:
@@ -288,12 +332,14 @@ def _finding(episode: Episode[Fading], policy: VanishingPolicy) -> Finding:
             f"one's have {weak}.",
             f"The loss has gained {percent(max(facts.gained, 0.0))} so far: the layers at the end "
             "learn from features that do not change.",
-            "Each layer multiplies the gradient by its weights and the slope of its activation: "
-            "sigmoid and tanh have slopes far below 1 where they are saturated, small initial "
-            "weights do the same.",
+            *_why(facts),
         ),
         remedy=(
-            "Use ReLU, GELU or SiLU with He's initial weights (tanh with Xavier's), put "
+            "Begin with a warm-up of some hundred steps or a smaller learning rate, and clip the "
+            "gradient. If it comes back with these: normalisation layers and residual connections "
+            "between the layers."
+            if facts.had
+            else "Use ReLU, GELU or SiLU with He's initial weights (tanh with Xavier's), put "
             "normalisation layers or residual connections between the layers, or make the network "
             "less deep. A higher learning rate does not help: the last layers bear it no better."
         ),
@@ -304,7 +350,28 @@ def _finding(episode: Episode[Fading], policy: VanishingPolicy) -> Finding:
             "last": most,
             "matrices": facts.matrices,
             "gained": facts.gained,
+            **({"ratio_before": facts.before} if facts.had else {}),
         },
+    )
+
+
+def _why(facts: Fading) -> tuple[str, ...]:
+    if not facts.had:
+        return (
+            "Each layer multiplies the gradient by its weights and the slope of its activation: "
+            "sigmoid and tanh have slopes far below 1 where they are saturated, small initial "
+            "weights do the same.",
+        )
+    large = facts.update > _LARGE_UPDATE
+    return (
+        f"Before step {facts.since} it was up to {number(facts.before)}: the layers passed the "
+        "gradient on as they were made, and what the steps have made of them does not (units that "
+        "are saturated or dead, attention that looks at one place, weights that have outgrown a "
+        "normalisation).",
+        f"The first steps changed the parameters by {number(facts.update)} of their size each, "
+        "which few models stand without a warm-up."
+        if large
+        else "",
     )
 
 

@@ -43,7 +43,8 @@ def layered(
             `unused-head` (the last one), `experts` (one of the layers has none now and then),
             `missing` (cut, as NaN), `dead`, `some-dead` and `half-dead` (units), `saturated`,
             `batches` (units idle by chance), `fading` (a hundredth from layer to layer),
-            `fading-and-learning` and `fading-surrogate`, `large`, `one-large` and `cold` (updates).
+            `faded` (since that step), `fading-and-learning` and `fading-surrogate`, `large`,
+            `one-large` and `cold` (updates).
         every: steps from one sample of single tensors to the next.
         without: metrics that are not posted.
         stands: the loss falls no further from `at` on.
@@ -51,7 +52,7 @@ def layered(
     """
     random = np.random.default_rng(seed)
     at_step = np.arange(steps)
-    falls = 0.0 if fault in ("fading", "fading-surrogate") else 0.01
+    falls = 0.0 if fault in ("fading", "faded", "fading-surrogate") else 0.01
     course = 2.3 * np.exp(-falls * np.minimum(at_step, at if stands else steps)) + 0.05
     loss = course * np.exp(0.1 * random.standard_normal((ranks, steps)))
     if fault == "learned":
@@ -67,7 +68,7 @@ def layered(
     for step in range(steps):
         hit = step >= at
         norms = np.exp(0.2 * random.standard_normal(6)) * course[step]
-        if fault.startswith("fading"):
+        if fault.startswith("fading") or (fault == "faded" and hit):
             norms *= np.repeat([1e-5, 3e-3, 1.0], 2)
         gone = {
             "cut": range(4) if hit else (),
