@@ -100,8 +100,12 @@ class Worker(_Closing):
         Args:
             version: of the weights that it was computed on.
             parameters: these weights, as they were pulled.
-            **values: as for `monitor.step`: `loss`, `local_gradients`, or further numbers.
+            **values: as for `monitor.step`: `loss`, `local_gradients`, or further numbers. What a
+                worker pushes is its own: `gradients` are taken for `local_gradients`.
         """
+        if "gradients" in values:
+            values = {"local_gradients": values["gradients"], **values}
+            del values["gradients"]
         at = self.monitor.go_to(version)
         if at == version:
             values = {"parameters": parameters, "pushes": self.pushes, **values}

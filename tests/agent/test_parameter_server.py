@@ -64,6 +64,15 @@ def test_a_worker_reports_the_versions_it_pulled(watching):
     assert watching.batches(rank=1)[-1].through_step == 11
 
 
+def test_what_a_worker_pushes_is_its_own(watching):
+    working = worker(watching, 1)
+    working.step(0, loss=1.0, gradients={"w": np.full(4, 2.0)})
+    working.step(2, loss=1.0, local_gradients={"w": np.full(4, 3.0)})
+    working.close()
+    assert watching.points("grad_norm_local", rank=1) == {0: 4.0, 2: 6.0}
+    assert watching.points("grad_norm", rank=1) == {}
+
+
 def test_a_version_that_is_used_again_is_compared_once(watching):
     working = worker(watching, 1)
     for version in (3, 3, 3, 7):

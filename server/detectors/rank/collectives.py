@@ -37,6 +37,9 @@ class CollectivesPolicy(LatenessPolicy):
             machine is busy.
         collective_queued: additional time over what ranks wait for a processor meanwhile, at the
             least: the threads that reduce wait for theirs as well.
+        collective_busy: share of the time that ranks wait for a processor, of what they wait for it
+            and have it, from which on that explains any time: the threads that reduce hand over to
+            each other, rank after rank, and each of them waits.
         collective_least_seconds: smallest additional time.
         collective_least_share: smallest additional time as a share of the step.
         collective_looks: consecutive samples that have to exceed the limits.
@@ -49,6 +52,7 @@ class CollectivesPolicy(LatenessPolicy):
     collective_factor: Times = 2.0
     collective_own: Times = 1.5
     collective_queued: Times = 2.0
+    collective_busy: Share = 0.25
     collective_least_seconds: Seconds = 0.01
     collective_least_share: Share = 0.3
     collective_looks: Observations = 8
@@ -64,6 +68,7 @@ class Reduced(NamedTuple):
         own: that the ranks take for themselves.
         length: of the step.
         queued: longest that one of the ranks waits for a processor.
+        busy: largest share of that in what a rank waits for a processor and has one.
     """
 
     step: int
@@ -71,6 +76,7 @@ class Reduced(NamedTuple):
     own: float
     length: float
     queued: float
+    busy: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -177,6 +183,8 @@ class Collectives:
             return False
         own = median([slow.own for slow in self.slow])
         if own > policy.collective_own * median([own for _, own in self.usual]):
+            return False
+        if median([slow.busy for slow in self.slow]) > policy.collective_busy:
             return False
         more = median([slow.seconds for slow in self.slow]) - usual
         return more >= policy.collective_queued * median([slow.queued for slow in self.slow])

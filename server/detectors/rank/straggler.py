@@ -97,7 +97,8 @@ class RankStraggler(Detector[StragglerState]):
         quartile so far, 10 ms and 30 % of the step more than that, at each of 8 consecutive samples
         over 20 steps or more (a busy machine lets some through), while what the ranks take for
         themselves is less than 1.5 times what it was, and what one of them waits for a processor is
-        less than half of what is more. Where another number of tensors is reduced (layers that are
+        less than half of what is more and less than a third of the time for which it has one. Where
+        another number of tensors is reduced (layers that are
         trained from there on), what is usual is learned anew.
 
         Rounds: ranks that train for themselves between averages of their parameters (seen to differ
@@ -171,14 +172,18 @@ class RankStraggler(Detector[StragglerState]):
             # The last to arrive waits for the reduction alone.
             shortest = np.where(whole, np.fmax(shortest, waits), shortest)
         there, took = np.isfinite(known), medians(known)
-        queued = np.nan_to_num(block.series["queued_seconds"]).max(axis=1, initial=0.0)
+        waited, ran = (np.nan_to_num(block.series[name]) for name in QUEUEING)
+        queued = waited.max(axis=1, initial=0.0)
+        # On a device it is not known for what a thread had a processor.
+        share = np.divide(waited, waited + ran, out=np.zeros_like(ran), where=ran > 0)
+        busy = share.max(axis=1, initial=0.0)
         judged = there.any(axis=1) & (block.lengths > 0)
         reported = (
             *(block.steps, block.lengths, block.lengths_alone),
-            *(shortest, took, queued, judged),
+            *(shortest, took, queued, busy, judged),
         )
         reductions = deque(window.reductions)
-        for n, (step, length, alone, least, middle, lost, usable) in enumerate(
+        for n, (step, length, alone, least, middle, lost, contended, usable) in enumerate(
             zip(*(c.tolist() for c in reported), strict=True)
         ):
             while reductions and reductions[0].step <= step:
@@ -188,9 +193,8 @@ class RankStraggler(Detector[StragglerState]):
             if usable:
                 who = window.ranks[there[n]]
                 state.lateness.observe(TimingSample(step, who, fair[n][there[n]], late[n], length))
-                state.collectives.observe(
-                    Reduced(step, least, middle, length, lost), self.policy, state.lateness.times
-                )
+                reduced = Reduced(step, least, middle, length, lost, contended)
+                state.collectives.observe(reduced, self.policy, state.lateness.times)
         findings = [_straggling(late) for late in state.lateness.take()]
         findings += [_jittering(late, self.policy) for late in state.lateness.now_and_then()]
         findings += self._by_round(window, state, block)

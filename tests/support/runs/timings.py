@@ -23,6 +23,7 @@ def timings(
     hiccups: float = 0.0,
     slower_rank: int = -1,
     queued: bool = False,
+    ran: float = 0.0,
     lost: float = -1.0,
     busy: bool = False,
     hosts: int = 1,
@@ -43,6 +44,7 @@ def timings(
         hiccups: probability that a rank loses its core for 30 ms in a step.
         slower_rank: a second rank with the same fault.
         queued: what the suspect rank takes longer, it waits for a processor; `lost`: so much of it.
+        ran: for so long it has one at each of these steps; 0: it is not known.
         busy: the others wait for theirs meanwhile, and not for it.
         hosts: machines that the ranks are on, in their order.
         batch: samples that a step is given; `grows`: as many times as many from `at` on.
@@ -102,12 +104,12 @@ def timings(
             "compute_seconds": own + wait,
             "wait_seconds": np.where(sampled, known, 0.0),
             "queued_seconds": waited,
-            "processor_seconds": arrival + wait - waited,
+            "processor_seconds": np.full(shape, ran) if ran else arrival + wait - waited,
         },
         present={
             "wait_seconds": sampled,
             "queued_seconds": waited > 0,
-            "processor_seconds": (waited > 0) & busy,
+            "processor_seconds": (waited > 0) & (busy or ran > 0),
         },
         reductions=tuple(_reduction(step, ranks, 6 if step >= at else 2) for step in range(steps))
         if unfrozen
