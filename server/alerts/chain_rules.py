@@ -125,6 +125,7 @@ CHAIN_RULES = (
             "loss.oscillating",
             "loss.nonfinite",
             "gradient.nonfinite",
+            "gradient.vanishing",
         ),
         earliest=-BLUR,
         same_ranks=False,

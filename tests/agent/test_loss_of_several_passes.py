@@ -268,6 +268,30 @@ def test_what_the_user_logs_wins(watching):
     assert watching.points("loss") == pytest.approx(printed, rel=1e-5)
 
 
+@pytest.mark.parametrize("after", [False, True], ids=["before the step", "after it"])
+def test_an_accuracy_that_is_logged_has_the_one_that_is_counted_beside_it(watching, after):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    monitor = watching.attach(model, optimizer)
+    counted = {}
+    for step in range(4):
+        optimizer.zero_grad()
+        x, y = next(iter(batches(step)))
+        scores = model(x)
+        functional.cross_entropy(scores, y).backward()
+        if not after:
+            monitor.log(accuracy=0.25)
+        optimizer.step()
+        if after:
+            monitor.log(accuracy=0.25)
+        counted[step] = (scores.argmax(1) == y).float().mean().item()
+    assert watching.points("accuracy") == dict.fromkeys(range(4), 0.25)
+    # That a trainer logs one is known once it does so for the first time.
+    if after:
+        del counted[0]
+    assert watching.points("accuracy_counted") == pytest.approx(counted)
+
+
 def test_a_trainer_that_says_how_it_divides_is_believed(watching):
     """A single micro-batch, divided by the number that the others of its size would have."""
     model = net()

@@ -60,7 +60,8 @@ class LossInputs:
     Costs some ten microseconds a loss, over up to 4,096 numbers of what it is given.
 
     `scores_softmaxed` is 1 where `cross_entropy` or `binary_cross_entropy_with_logits`, which take
-    the softmax (the sigmoid) themselves, are given probabilities (what a sigmoid made), else 0;
+    the softmax (the sigmoid) themselves, are given probabilities (what a sigmoid made), and where
+    `nll_loss` is given the logarithm of a softmax of a softmax, else 0;
     `scores_unnormalised` is 1 where `nll_loss`, which takes logarithms of probabilities, is given
     something else; `scores_positive` where `kl_div` is, of which no number is below 0.
     `loss_negated` is 1 where a backward pass begins at the negative of a mean or sum of squared or
@@ -107,6 +108,7 @@ class LossInputs:
                     self._found.setdefault("label_smoothing", []).append(float(smoothing))
             elif name == "nll_loss":
                 self._note("scores_unnormalised", _are_no_logarithms(scores.detach()))
+                self._found.setdefault("scores_softmaxed", []).append(_has_two_softmaxes(scores))
             elif name == "kl_div":
                 self._note("scores_positive", _are_positive(scores.detach()))
             elif name in _BINARY:
@@ -307,9 +309,23 @@ def _hold_blanks(given: Mapping[str, Any]) -> torch.Tensor | None:
 
 def _has_sigmoid(scores: torch.Tensor) -> float:
     """1 where a sigmoid made the scores, before no more than another shape of them."""
-    node: Any = scores.grad_fn
+    node = _maker(scores.grad_fn)
+    return float(node is not None and node.name() == "SigmoidBackward0")
+
+
+def _has_two_softmaxes(logarithms: torch.Tensor) -> float:
+    """1 where the logarithm of a softmax was taken of what is a softmax already."""
+    node = _maker(logarithms.grad_fn)
+    if node is None or node.name() != "LogSoftmaxBackward0":
+        return 0.0
+    inner = _maker(node.next_functions[0][0])
+    return float(inner is not None and inner.name() == "SoftmaxBackward0")
+
+
+def _maker(node: Any) -> Any:
+    """The node that has made the numbers, below those that only give them another shape."""
     for _ in range(_DEEPEST):
         if node is None or node.name() not in _SHAPED:
             break
         node = node.next_functions[0][0]
-    return float(node is not None and node.name() == "SigmoidBackward0")
+    return node

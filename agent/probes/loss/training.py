@@ -53,6 +53,8 @@ class Loss(Probe):
     set of scores under several targets (mixup) the accuracy is by the one with the largest share,
     and the deviance by all of them, as they count in the sum that is minimised.
 
+    Where the user logs an `accuracy`, this one is `accuracy_counted`.
+
     From the targets come `target_deviance`, the loss of the best constant answer to those of this
     step alone, and of classes `target_share`, that over the one by which `explained_deviance` goes:
     1 where batches are drawn at random, less where the targets of a step are alike. From what loss

@@ -23,6 +23,7 @@ class Course:
     Args:
         blocks: this many.
         beginning: number of accuracies that are kept of the run's first steps.
+        soon: blocks with which it is judged already; 0: all of them.
 
     Attributes:
         recent: step, loss and accuracy.
@@ -33,6 +34,7 @@ class Course:
 
     blocks: int
     beginning: int = 0
+    soon: int = 0
     recent: deque[tuple[int, float, float]] = field(init=False)
     first: list[float] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
@@ -45,8 +47,13 @@ class Course:
 
     @property
     def needed(self) -> int:
-        """Observations that are judged at a time."""
-        return self.blocks * BLOCK
+        """Observations before it is judged for the first time."""
+        return (self.soon or self.blocks) * BLOCK
+
+    @property
+    def whole(self) -> bool:
+        """Whether as many are remembered as are judged at a time later on."""
+        return len(self.recent) == self.blocks * BLOCK
 
     @property
     def first_step(self) -> int:
@@ -68,7 +75,7 @@ class Course:
             self.lowest = min(self.lowest, _level(list(self._medians)[:_ENDS]))
         newest = list(self.recent)[-BLOCK:]
         self._medians.append(float(np.median([loss for _, loss, _ in newest])))
-        return len(self.recent) == self.needed
+        return len(self.recent) >= self.needed
 
     def fall(self, least: float, trend: float) -> tuple[float, float] | None:
         """The loss in the first and in the last four blocks, where it falls; None where not.

@@ -14,6 +14,7 @@ from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
 from rankscope.server.detectors.mechanisms.recurrence import Folds, detrended, folded
 from rankscope.server.detectors.mechanisms.series_by_step import median, noise_of_mean, together
+from rankscope.server.detectors.mechanisms.statistics import BLOCK
 from rankscope.server.detectors.mechanisms.waiting import GRACE
 from rankscope.server.detectors.mechanisms.wording import listing, number, percent
 from rankscope.server.detectors.policy import Blocks, Observations, Share, Sigmas, Steps, Times
@@ -43,6 +44,10 @@ class StalledPolicy(FallingPolicy):
         answered: the same with which most answers are right: of ten classes it leaves a loss of
             0.58, with which five of six are at least (a wrong one costs ln 2).
         wrong: accuracy below which that is not what was counted: less than those five of six.
+        known: accuracy above which it is none of whole sequences: of those it is 0 at first, and
+            rises with that of their parts.
+        apart: by how much the answers that were counted where the loss is computed are more often
+            right than those of the accuracy that is logged.
         clearly: times that wrong answers would have to cost more than the loss is, each ln 2 or
             more: what an accuracy of short sequences counts as wrong for one wrong token.
         some: share of the deviance explained, below which the answers follow the inputs so little
@@ -52,6 +57,7 @@ class StalledPolicy(FallingPolicy):
         min_error: standard errors of the difference between the halves that count as no change.
         gain_error: standard errors of the rise since the start that count as no gain.
         blocks: number of most recent blocks that are judged.
+        soon: the same of an accuracy of something else, for the first time.
         first: number of observations at the start that are averaged.
         small_update: update, relative to the parameters, below which training is slow whatever its
             data; a tenth of the usual.
@@ -66,12 +72,15 @@ class StalledPolicy(FallingPolicy):
     explained: Share = 0.5
     answered: Share = 0.75
     wrong: Share = 0.8
+    known: Share = 0.03
+    apart: Share = 0.3
     clearly: Times = 4.0
     some: Share = 0.1
     unlike: Share = 0.2
     min_error: Sigmas = 2.0
     gain_error: Sigmas = 3.0
     blocks: Blocks = 20
+    soon: Blocks = 12
     first: Observations = 50
     small_update: Share = 3e-4
     calm: Steps = 60
@@ -99,6 +108,7 @@ class Stuck:
     rate: float
     turns: Turns | None = None
     explained: float = math.nan  # where answers became right by the loss, and not by the accuracy
+    counted: float = math.nan  # accuracy of what the loss is computed from, where that is known
 
 
 @dataclass(slots=True)
@@ -107,6 +117,7 @@ class StalledState:
 
     Attributes:
         first_shares: of the deviance explained, in the beginning.
+        counted: the latest accuracies of what the loss is computed from, beside those logged.
         turns: by the length of the window, what its newest one showed.
     """
 
@@ -118,6 +129,7 @@ class StalledState:
     updates: deque[float] = field(default_factory=lambda: deque(maxlen=20))
     shares: deque[float] = field(default_factory=lambda: deque(maxlen=20))
     first_shares: list[float] = field(default_factory=list)
+    counted: deque[float] = field(default_factory=lambda: deque(maxlen=20))
     rate: float = math.nan
     folds: Folds = field(default_factory=Folds)
     turns: dict[int, Turns] = field(default_factory=dict)
@@ -134,23 +146,25 @@ class AccuracyStalled(Detector[StalledState]):
         than 3 standard errors (or 0.05). The standard error is that of neighbouring differences
         (von Neumann 1941). An accuracy above 0.97 has nothing to gain, nor has one of answers that
         explain half of the deviance; unless they explain 0.75 of it, and did not at first, at an
-        accuracy below 0.8: then it is an accuracy of something else. An accuracy that has risen and
-        then stays is no fault of this kind: data have their ceilings, and mixed labels have low
-        ones. It may have risen within those 50, from the first 3 or 10 (by 3 standard errors and
-        0.05), where the answers explain a tenth of the deviance, or nothing is known of that. Nor
-        is it one where the loss had been as low before the 200: what a restart of the learning rate
-        has raised falls again. Where the accuracy has a period (as `loss.oscillating` finds shapes
-        that repeat) within which it differs by 0.2, the cause says so. Over once the accuracy
-        moves, whatever the loss does then. Scores: of 120 observations or more, examined after each
-        tenth more and 3 times in a row, of a series that the user logs and whose name says that
-        higher is better (reward, return, score, f1 ...), the mean of the last three quarters lies 5
-        standard errors and 5 % below that of the first 10, 20, 40 or 80, each third of them has
-        lost half of that, and the last third does not rise; no other score has risen. Or, of 80 or
-        more, the last 3 blocks of 10 (or of a 64th part) all lie below its first one and a tenth of
-        what had been gained, by 6 standard errors of a block and the root of the blocks that the
-        fall took, after it had risen by 6: what a score had gained is lost, and it is dated when it
-        left the best. The standard error is by the autocorrelation at lag 1, or by the means of as
-        many observations where that is more.
+        accuracy below 0.8 (that is above 0.03, or that the loss is too low for): then it is an
+        accuracy of something else. So it is where the answers that the loss is given are right
+        (`accuracy_counted`) by 0.3 more often. Such ones are told after 120 observations. An
+        accuracy that has risen and then stays is no fault of this kind: data have their ceilings,
+        and mixed labels have low ones. It may have risen within those 50, from the first 3 or 10
+        (by 3 standard errors and 0.05), where the answers explain a tenth of the deviance, or
+        nothing is known of that. Nor is it one where the loss had been as low before the 200: what
+        a restart of the learning rate has raised falls again. Where the accuracy has a period (as
+        `loss.oscillating` finds shapes that repeat) within which it differs by 0.2, the cause says
+        so. Over once the accuracy moves, whatever the loss does then. Scores: of 120 observations
+        or more, examined after each tenth more and 3 times in a row, of a series that the user logs
+        and whose name says that higher is better (reward, return, score, f1 ...), the mean of the
+        last three quarters lies 5 standard errors and 5 % below that of the first 10, 20, 40 or 80,
+        each third of them has lost half of that, and the last third does not rise; no other score
+        has risen. Or, of 80 or more, the last 3 blocks of 10 (or of a 64th part) all lie below its
+        first one and a tenth of what had been gained, by 6 standard errors of a block and the root
+        of the blocks that the fall took, after it had risen by 6: what a score had gained is lost,
+        and it is dated when it left the best. The standard error is by the autocorrelation at lag
+        1, or by the means of as many observations where that is more.
 
     Severity:
         Warning.
@@ -169,7 +183,7 @@ class AccuracyStalled(Detector[StalledState]):
     kinds = ("accuracy.stalled",)
     of_one_task = True
     wants = (
-        *("loss", "accuracy", "lr", "update_ratio", "explained_deviance"),
+        *("loss", "accuracy", "lr", "update_ratio", "explained_deviance", "accuracy_counted"),
         "*",
     )
 
@@ -182,7 +196,7 @@ class AccuracyStalled(Detector[StalledState]):
     def start(self) -> StalledState:
         """Nothing seen yet."""
         policy = self.policy
-        course = Course(policy.blocks, policy.first)
+        course = Course(policy.blocks, policy.first, policy.soon)
         return StalledState(course, Watch(policy.calm), Scores(policy.calm))
 
     def advance(self, window: Window, state: StalledState) -> Outcome:
@@ -190,10 +204,14 @@ class AccuracyStalled(Detector[StalledState]):
         state.observed += len(window.steps)
         state.seen |= {n for n in _PAIR if n in window.series and window.series[n].present.any()}
         state.scores.take(window, self.policy)
-        names = "loss", "accuracy", "lr", "update_ratio", "explained_deviance"
-        for step, row in together(window, *names):
+        kept_of = {
+            "update_ratio": state.updates,
+            "explained_deviance": state.shares,
+            "accuracy_counted": state.counted,
+        }
+        for step, row in together(window, *_PAIR, "lr", *kept_of):
             state.rate = row.get("lr", state.rate)
-            for name, kept in (("update_ratio", state.updates), (names[-1], state.shares)):
+            for name, kept in kept_of.items():
                 if math.isfinite(row.get(name, math.nan)):
                     kept.append(row[name])
             if len(state.first_shares) < _FIRST_SHARES:
@@ -229,7 +247,8 @@ class AccuracyStalled(Detector[StalledState]):
         other &= median(state.first_shares) < policy.explained
         # A wrong answer costs ln 2 at least, in cross entropy: so many there can be.
         costs = state.course.latest()
-        other &= policy.clearly * costs < (1 - late) * math.log(2)
+        other &= late > policy.known or policy.clearly * costs < (1 - late) * math.log(2)
+        other |= bool(state.counted) and median(state.counted) - late > policy.apart
         stuck = (
             abs(late - early) < max(policy.min_error * error, policy.flat)
             and late - at_start <= max(policy.gain_error * start_error, policy.gain)
@@ -241,13 +260,14 @@ class AccuracyStalled(Detector[StalledState]):
         if fallen is None and known is not None:
             # The loss has come to rest, and the accuracy is where it was.
             fallen = known.facts.loss_before, known.facts.loss_after
-        if fallen is None or not stuck:
+        if fallen is None or not stuck or not (other or state.course.whole):
             state.watch.good(step)
             return
         update = median(state.updates)
         facts = Stuck(late, at_start, error, *fallen, update, state.rate)
         facts.turns = next(iter(state.turns.values()), None)
         facts.explained = explained if other else math.nan
+        facts.counted = median(state.counted) if other else math.nan
         episode = state.watch.bad(step, facts, first_step=state.course.first_step)
         episode.facts = facts
 
@@ -266,8 +286,8 @@ def _check(state: StalledState) -> Check:
     missing = [name for name in _PAIR if name not in state.seen]
     if missing and state.observed >= GRACE:
         return Check.missing(f"No rank posts {listing(missing)}.")
-    have, need = len(state.course.recent), state.course.needed
-    if have < need:
+    have, need = len(state.course.recent), state.course.blocks * BLOCK
+    if not state.course.whole:
         return Check.insufficient(f"{have} of {need} steps with a loss and an accuracy.")
     _, late, _ = state.course.halves()
     began = float(np.mean(state.course.first))
@@ -301,14 +321,19 @@ def _finding(episode: Episode[Stuck], policy: StalledPolicy) -> Finding:
             "Evaluate each source, file or loader worker by itself, and compare targets and inputs "
             "of the one with the low accuracy with those of the others."
         )
-    elif math.isfinite(facts.explained):
-        evidence["explained_deviance"] = facts.explained
+    elif math.isfinite(facts.explained) or math.isfinite(facts.counted):
+        right = f"they explain {percent(facts.explained)} of the targets' deviance"
+        if math.isfinite(facts.explained):
+            evidence["explained_deviance"] = facts.explained
+        if math.isfinite(facts.counted):
+            evidence["accuracy_counted"] = facts.counted
+            right = f"of those that the loss is given {percent(facts.counted)} are right"
         cause = (
-            f"By the loss the answers have become right since the start: they explain "
-            f"{percent(facts.explained)} of the targets' deviance. The accuracy is not computed "
-            "from what the loss is computed from: other outputs (a head that nothing trains), "
-            "another axis or threshold, other labels or other samples; or it counts whole "
-            "sequences of which one token is wrong."
+            f"By the loss the answers have become right since the start: {right}. The accuracy is "
+            "not computed from what the loss is computed from: other outputs (a head that nothing "
+            "trains), another axis or threshold, other labels or other samples; the loss leaves "
+            "most targets out (a mask, weights of classes); or it counts whole sequences of which "
+            "one token is wrong."
         )
         remedy = (
             "Compute the accuracy of one batch by hand, from the outputs and targets that the loss "

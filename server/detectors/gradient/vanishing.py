@@ -26,6 +26,8 @@ _MAX_NAMES = 64
 _DEEP = 5
 # Times the ratio of now, and samples in a row, from which on the layers had passed gradients on.
 _HAD, _IN_A_ROW = 10.0, 4
+# And the ratio itself: below it the first layers hardly had any share.
+_FAINT = 0.1
 # Samples among which it is looked for since when they do not.
 _MEMORY = 256
 # First updates, of which the median shows whether they wrote over what the layers began with.
@@ -95,7 +97,7 @@ class Fading:
     @property
     def had(self) -> bool:
         """Whether the first layers had their share of the gradient once."""
-        return self.before > _HAD * self.ratio
+        return self.before > max(_HAD * self.ratio, _FAINT)
 
 
 @dataclass(slots=True)

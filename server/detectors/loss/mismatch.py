@@ -189,9 +189,10 @@ def _finding(
         title = "The loss function is given probabilities where it takes scores"
         cause = (
             "`cross_entropy` takes the softmax itself (`binary_cross_entropy_with_logits` the "
-            "sigmoid), and what it is given has one behind it already: all numbers lie between 0 "
-            "and 1 and those of a sample sum to 1. Taken twice it flattens every answer, so that "
-            "the loss cannot come near 0 and the gradient is small where an answer is wrong."
+            "sigmoid; before `nll_loss`, `log_softmax` does), and what it is given has one behind "
+            "it already: all numbers lie between 0 and 1 and those of a sample sum to 1. Taken "
+            "twice it flattens every answer, so that the loss cannot come near 0 and the gradient "
+            "is small where an answer is wrong."
         )
         remedy = (
             "Return the scores from the model and take the softmax (sigmoid) in evaluation only; "

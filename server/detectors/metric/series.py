@@ -25,7 +25,7 @@ _AGENTS = re.compile(
 # `accuracy.*`, `gradient.*`, `update.ratio`, `clipping.saturated`, `generalization.gap`), by rules
 # that know how such a series falls. Ranks are compared in them all the same.
 _TRAINING = re.compile(
-    r"loss|accuracy|grad_norm|grad_norm_(local|preclip|canary)|clip_coefficient|grad_cosine"
+    r"loss|accuracy|accuracy_counted|grad_norm|grad_norm_(local|preclip|canary)|clip_coefficient|grad_cosine"
     r"|grad_cosine_local|weight_norm|update_norm|update_ratio|eval/(.*/)?(loss|accuracy)"
     r"|output_spread"
 )

@@ -103,6 +103,7 @@ def answers(
     fall: float = 0.5,
     until: int = 10_000,
     explains: tuple[float, float] = (0.0, 0.0),
+    counted: float = 0.0,
     steps: int = 500,
 ) -> Trace:
     """Loss and accuracy of four ranks.
@@ -112,6 +113,8 @@ def answers(
         fall: share of the loss that is lost over all steps.
         explains: share of the deviance explained, at first and in the end; not posted where it is
             nothing all the time.
+        counted: what the accuracy comes to of the answers that the loss is given, from a half; 0:
+            it is not posted.
     """
     random = np.random.default_rng(seed)
     each = np.arange(steps)
@@ -121,6 +124,8 @@ def answers(
     series = {"loss": loss, "accuracy": accuracy}
     if any(explains):
         series["explained_deviance"] = np.tile(np.linspace(*explains, steps), (4, 1))
+    if counted:
+        series["accuracy_counted"] = np.tile(np.linspace(0.5, counted, steps), (4, 1))
     return Trace("answers", seed, each, series)
 
 

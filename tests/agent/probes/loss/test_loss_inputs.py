@@ -269,6 +269,22 @@ def test_labels_of_a_binary_loss(labels, more, outside):
     assert {s.get("labels_outside") for s in trained(loss, outputs=1)} == {outside}
 
 
+@pytest.mark.parametrize(
+    ("before", "twice"),
+    [
+        (lambda s: functional.log_softmax(functional.softmax(s, 1), 1), 1.0),
+        (lambda s: functional.log_softmax(s, 1), 0.0),
+        (lambda s: functional.softmax(s, 1).log(), 0.0),
+        (lambda s: functional.log_softmax(s.softmax(1).view(-1, 4), 1), 1.0),
+    ],
+)
+def test_a_softmax_before_the_one_of_the_negative_log_likelihood(before, twice):
+    def loss(scores):
+        return functional.nll_loss(before(scores), classes())
+
+    assert {s.get("scores_softmaxed") for s in trained(loss, outputs=4)} == {twice}
+
+
 @pytest.mark.parametrize(("smoothing", "posted"), [(0.0, None), (0.1, 0.1), (0.9, 0.9)])
 def test_smoothed_labels(smoothing, posted):
     def loss(scores):
