@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +14,7 @@ from rankscope.server.detectors.effects import BLUR, Rule
 from rankscope.server.detectors.mechanisms.configured import finite
 from rankscope.server.detectors.mechanisms.episode import Watch
 from rankscope.server.detectors.mechanisms.series_by_step import median
-from rankscope.server.detectors.mechanisms.statistics import rank_rows
+from rankscope.server.detectors.mechanisms.statistics import Progress, mean_over_ranks, rank_rows
 from rankscope.server.detectors.mechanisms.wording import count
 from rankscope.server.detectors.update.lost_gradients import WithoutGradients
 from rankscope.server.detectors.update.missing_policy import MissingPolicy
@@ -66,6 +67,7 @@ class MissingState:
         moving: ranks whose parameters change although no step has ended.
         longest: longest step so far, seconds.
         passes: most backward passes of a step.
+        progress: of the loss.
     """
 
     judged: int = 0
@@ -93,6 +95,7 @@ class MissingState:
     moving: set[int] = field(default_factory=set)
     longest: float = 0.0
     passes: float = 1.0
+    progress: Progress = field(default_factory=Progress)
     no_gradient: NoGradient = field(default_factory=NoGradient)
     without_gradients: WithoutGradients = field(default_factory=WithoutGradients)
 
@@ -127,8 +130,8 @@ class UpdateMissing(Detector[MissingState]):
         warning for some of the tensors (frozen on the way, too), info where the optimizer leaves
         out a part of the model from the start, or where it is frozen before the first step (which
         may be meant). Warning where it leaves out half of the trained tensors at most, or holds as
-        many others in their place, and these were seen to get gradients and to stay as they were at
-        8 samples: no optimizer holds them.
+        many others in their place, or 100 losses have gained less than a tenth, and these were seen
+        to get gradients and to stay as they were at 8 samples: no optimizer holds them.
 
     Evidence:
         `tensors` (that did not move) `of` this many, `whole`, `missing` (names that the optimizer
@@ -145,6 +148,7 @@ class UpdateMissing(Detector[MissingState]):
     wants = (
         "tensors_unchanged",
         "grad_norm",
+        "loss",
         "lr",
         "steps_skipped",
         "tensors_never_updated",
@@ -182,6 +186,9 @@ class UpdateMissing(Detector[MissingState]):
         if (passes := window.series.get(_PASSES)) is not None:
             made = passes.values[passes.present]
             state.passes = max(state.passes, float(np.nanmax(made, initial=0.0)))
+        for at, loss in zip(*mean_over_ranks(window, "loss"), strict=True):
+            if np.isfinite(loss):
+                state.progress.push(int(at), float(loss))
         for column, step in enumerate(window.steps.tolist()):
             rates = rows["lr"].get(step)
             rate = float(np.nanmax(rates)) if rates is not None else None
@@ -319,7 +326,15 @@ class UpdateMissing(Detector[MissingState]):
             never_since=state.never_since,
             forgotten=still.replaced or 0 < still.tensors <= self.policy.forgotten * still.of,
             adds_up=state.carried >= self.policy.some,
+            gained=self._gained(state.progress),
         )
+
+    def _gained(self, progress: Progress) -> float:
+        """Share of the loss, where it is too small to have been worth it; else NaN."""
+        if progress.count < self.policy.judged or not progress.start > 0:
+            return math.nan
+        gained = progress.scale / progress.start
+        return gained if gained < self.policy.learns else math.nan
 
     def _step(
         self,

@@ -31,6 +31,9 @@ class MissingPolicy(Policy):
             after a training (scores of inputs, a report) takes a fraction of it.
         forgotten: share of the trained tensors up to which those left out were probably forgotten;
             who trains a part of a model on purpose leaves out most of it.
+        learns: share of the loss gained so far, below which what is trained alone learns next to
+            nothing, and leaving out the rest was hardly on purpose.
+        judged: losses before that is asked.
     """
 
     some: Observations = 4
@@ -43,3 +46,5 @@ class MissingPolicy(Policy):
     without: Seconds = 30.0
     in_vain: Share = 0.5
     forgotten: Share = 0.5
+    learns: Share = 0.1
+    judged: Observations = 100

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.mechanisms.episode import Episode
 from rankscope.server.detectors.mechanisms.incident import Incident
-from rankscope.server.detectors.mechanisms.wording import agree, count, listing, ranks, sentences
+from rankscope.server.detectors.mechanisms.wording import (
+    agree,
+    count,
+    listing,
+    percent,
+    ranks,
+    sentences,
+)
 from rankscope.server.window import Window
 
 
@@ -27,6 +35,7 @@ class Still:
         forgotten: they are few beside those that the optimizer holds, or `replaced`.
         replaced: the optimizer holds as many tensors in their place that are not the model's.
         adds_up: their gradients were never set to zero, at every sample.
+        gained: share of the loss, where it is next to nothing; else NaN.
     """
 
     ranks: tuple[int, ...]
@@ -40,6 +49,7 @@ class Still:
     forgotten: bool = False
     replaced: bool = False
     adds_up: bool = False
+    gained: float = math.nan
 
 
 @dataclass(slots=True)
@@ -344,9 +354,13 @@ def outside_finding(still: Still, step: int, last_step: int) -> Finding:
                 "by."
                 if still.adds_up
                 else "",
-                "It may be meant, since most of the model is left out."
-                if not still.forgotten
-                else "",
+                ""
+                if still.forgotten
+                else "Most of the model is left out, and the loss has gained "
+                f"{percent(max(still.gained, 0.0))} so far: what is trained alone learns next to "
+                "nothing."
+                if math.isfinite(still.gained)
+                else "It may be meant, since most of the model is left out.",
                 "In their place it holds as many tensors that are not the model's: it was built "
                 "from a copy, or before these layers were replaced or moved."
                 if still.replaced
@@ -361,7 +375,13 @@ def outside_finding(still: Still, step: int, last_step: int) -> Finding:
     return Incident.since(step, last_step).finding(
         kind="update.missing",
         key="held",
-        severity="critical" if still.whole else "warning" if still.forgotten else "info",
+        severity=(
+            "critical"
+            if still.whole
+            else "warning"
+            if still.forgotten or math.isfinite(still.gained)
+            else "info"
+        ),
         title=title,
         ranks=still.ranks,
         tensors=still.names,
