@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
+from rankscope.server.detectors.gradient.applied_again import NAMES, AppliedAgain
 from rankscope.server.detectors.gradient.kept_alone import KeptAlone
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
-from rankscope.server.detectors.mechanisms.series_by_step import mean_by_step
+from rankscope.server.detectors.mechanisms.series_by_step import mean_by_step, together
 from rankscope.server.detectors.mechanisms.statistics import rank_rows
 from rankscope.server.detectors.mechanisms.wording import agree, count, number, ranks
 from rankscope.server.detectors.policy import Count, Policy, Share, Signed, Times
@@ -83,6 +84,7 @@ class AddingState:
     keeping: tuple[int, ...] = ()
     watch: Watch[Adding] = field(default_factory=lambda: Watch(clear_after=16))
     alone: KeptAlone = field(default_factory=KeptAlone)
+    again: AppliedAgain = field(default_factory=AppliedAgain)
 
 
 class GradientAccumulating(Detector[AddingState]):
@@ -96,10 +98,13 @@ class GradientAccumulating(Detector[AddingState]):
         then. Else, a cosine above 0.8 to the gradient of the step
         before at 8 consecutive observations, while the norm grows to twice its size. Over after 16
         steps. Once is enough where some ranks carry something and the others do not, after 8
-        samples at which none did (key `alone`).
+        samples at which none did (key `alone`). Or the gradient of a step is that of the one
+        before, to the last digits (cosine and norm to 1e-5), and no loss was computed for it, at 4
+        of the last 16 steps whose step before is known, too (key `again`).
 
     Severity:
-        Critical by what was there and by sums, warning by direction and on some ranks once;
+        Critical by what was there and by sums, warning by direction, on some ranks once, and for
+        gradients that are applied twice;
         direction says nothing where the optimizer does not hold all of the model, since the others'
         gradients add up.
 
@@ -112,7 +117,7 @@ class GradientAccumulating(Detector[AddingState]):
     """
 
     kinds = ("gradient.accumulating",)
-    wants = ("grad_cosine", "grad_norm", "gradient_carried")
+    wants = ("gradient_carried", *NAMES)
 
     policy: AccumulatingPolicy
 
@@ -176,8 +181,9 @@ class GradientAccumulating(Detector[AddingState]):
         findings = tuple(
             _finding(e, window, state.keeping) for e in state.watch.take(window.last_step)
         )
-        alone = state.alone.findings(window)
-        return Outcome({"gradient.accumulating": _check(state)}, (*findings, *alone))
+        more = state.alone.findings(window)
+        more += state.again.take(window, dict(together(window, *NAMES)))
+        return Outcome({"gradient.accumulating": _check(state)}, (*findings, *more))
 
     def _carried(self, state: AddingState, step: int, size: float, norm: float) -> None:
         if np.isnan(size):

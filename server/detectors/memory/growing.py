@@ -75,7 +75,7 @@ class GrowingPolicy(Policy):
             grows more slowly; a square root comes to 0.85 of it, and 0.41.
         observed: observations before which it counts only where memory runs out soon: caches fill
             evenly, too. 120 are the least that a slope and four judgements of it need (26 blocks
-            of 4, and 4 more); a third more is left to what a start takes up.
+            of 4, and 4 more); a few more are left to what a start takes up.
         epochs: the same as a number of epochs, where their length is known: data that are kept in
             memory have all been read then.
         data: growth of a step over the size of its inputs, from which on it is not these that are
@@ -96,7 +96,7 @@ class GrowingPolicy(Policy):
     certain: Sigmas = 20.0
     even: Share = 0.5
     keeps: Share = 0.9
-    observed: Observations = 160
+    observed: Observations = 128
     epochs: Times = 1.25
     data: Times = 16.0
     soon: Times = 4.0
@@ -213,7 +213,7 @@ class MemoryGrowing(Detector[GrowingState]):
         quarter 0.9 times that of the first, and all of it 0.9 times that of as many blocks before:
         steps in size, and what fills up ever more slowly, are no growth. By 32 MiB and 5 % or more,
         at four blocks in a row; or over the last 12 blocks, by half of what there was. It counts
-        from 160 observations on, and after one and a quarter epochs where the length of the loader
+        from 128 observations on, and after one and a quarter epochs where the length of the loader
         is known (data kept in memory have been read then) and a step's growth is no more than 16
         times its inputs;
         before, where memory runs out soon, within the first epoch. Over when 16 blocks have not

@@ -53,6 +53,26 @@ def without_gradients(
     return Trace("without gradients", seed, np.arange(steps), series, present)
 
 
+def stepped_twice(seed: int, *, every: int = 2, norm: float = 1.0, steps: int = 120) -> Trace:
+    """Two ranks whose optimizer steps once more after every so many steps, with what is there.
+
+    Args:
+        norm: of the gradient that is applied again, over that of the one before.
+    """
+    random = np.random.default_rng(seed)
+    each = np.arange(steps)
+    again = (each % every == every - 1) & (each > 0)
+    norms = np.exp(0.2 * random.standard_normal(steps))
+    norms[again] = norm * norms[np.flatnonzero(again) - 1]
+    series = {
+        "loss": np.tile(1 + 0.05 * random.standard_normal(steps), (2, 1)),
+        "grad_norm": np.tile(norms, (2, 1)),
+        "grad_cosine": np.tile(np.where(again, 1.0, 0.3), (2, 1)),
+    }
+    present = {"loss": np.tile(~again, (2, 1))}
+    return Trace("stepped twice", seed, each, series, present)
+
+
 def clipped(
     seed: int,
     *,

@@ -25,7 +25,7 @@ from tests.support.runs.courses import (
     zero_at,
     zeros,
 )
-from tests.support.runs.in_vain import clipped, loading, reaching, without_gradients
+from tests.support.runs.in_vain import clipped, loading, reaching, stepped_twice, without_gradients
 from tests.support.runs.layered import compressed, layered, noisy_gradients, odd_batches, stages
 from tests.support.runs.liveness import failing, silence, stalled
 from tests.support.runs.logged import logged
@@ -363,6 +363,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         clipped,
         loading,
         reaching,
+        stepped_twice,
         without_gradients,
         embeddings,
         score,
