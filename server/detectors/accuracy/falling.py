@@ -9,8 +9,9 @@ from functools import cache
 
 import numpy as np
 
-from rankscope.server.detectors.accuracy import lost
-from rankscope.server.detectors.accuracy.lost import Lost, LostPolicy
+from rankscope.server.detectors.accuracy import constant, lost
+from rankscope.server.detectors.accuracy.constant import Constant, ConstantPolicy
+from rankscope.server.detectors.accuracy.lost import Lost
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
 from rankscope.server.detectors.mechanisms.statistics import lag_one, mean_over_ranks
@@ -41,7 +42,7 @@ _MOST_SERIES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class FallingPolicy(LostPolicy):
+class FallingPolicy(ConstantPolicy):
     """Thresholds of `accuracy.stalled` for scores that fall.
 
     Attributes:
@@ -83,6 +84,7 @@ class Scored:
 
     watch: Watch[Fallen]
     lost: Watch[Lost]
+    constant: Watch[Constant]
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     waiting: list[float] = field(default_factory=list)
@@ -122,12 +124,17 @@ class Scores:
             if rises(name) and (name in self._known or len(self._known) < _MOST_SERIES):
                 steps, means = mean_over_ranks(window, name)
                 if len(steps):
-                    self._known.setdefault(name, Scored(Watch(self._calm), Watch(self._calm)))
+                    calm = self._calm
+                    scored = Scored(Watch(calm), Watch(calm), Watch(calm))
+                    self._known.setdefault(name, scored)
                 posted += zip(steps.tolist(), [name] * len(steps), means.tolist(), strict=True)
         for step, name, value in sorted(posted, key=lambda one: one[:2]):
             if math.isfinite(value):
                 one = self._known[name]
-                if one.push(step, value) and one.count >= policy.lost_scored:
+                due = one.push(step, value)
+                if one.values:
+                    self._judge_constant(step, name, one, policy)
+                if due and one.count >= policy.lost_scored:
                     one.judged = one.count
                     one.moved = _moved(np.array(one.values))
                     self._judge_lost(step, name, one, policy)
@@ -142,6 +149,13 @@ class Scores:
         """
         others = (one for one in self._known.values() if one is not but)
         return any(one.moved > policy.min_fall_error for one in others)
+
+    def _judge_constant(self, step: int, name: str, one: Scored, policy: FallingPolicy) -> None:
+        found = constant.constant(name, one.steps, np.array(one.values), policy)
+        if found is None:
+            one.constant.good(step)
+            return
+        one.constant.bad(step, found, first_step=found.since).facts = found
 
     def _judge_lost(self, step: int, name: str, one: Scored, policy: FallingPolicy) -> None:
         found = lost.lost(name, one.steps, np.array(one.values), policy)
@@ -163,15 +177,23 @@ class Scores:
 
     def findings(self, last_step: int) -> list[Finding]:
         """Of all series, in the order of their names."""
-        return [
-            _finding(episode)
-            for name in sorted(self._known)
-            for episode in self._known[name].watch.take(last_step)
-        ] + [
-            lost.finding(episode)
-            for name in sorted(self._known)
-            for episode in self._known[name].lost.take(last_step)
-        ]
+        return (
+            [
+                _finding(episode)
+                for name in sorted(self._known)
+                for episode in self._known[name].watch.take(last_step)
+            ]
+            + [
+                lost.finding(episode)
+                for name in sorted(self._known)
+                for episode in self._known[name].lost.take(last_step)
+            ]
+            + [
+                constant.finding(episode)
+                for name in sorted(self._known)
+                for episode in self._known[name].constant.take(last_step)
+            ]
+        )
 
 
 @cache

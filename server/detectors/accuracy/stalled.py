@@ -166,14 +166,19 @@ class AccuracyStalled(Detector[StalledState]):
         and it is dated when it left the best. The standard error is by the autocorrelation at lag
         1, or by the means of as many observations where that is more.
 
+        A score of answers (accuracy, F1, IoU, recall ...) that the user logs is also reported where
+        it has been one and the same number, of 0.5 or less, at all observations, or has come to be
+        0, at 6 of them or more, over 120 steps or more.
+
     Severity:
         Warning.
 
     Evidence:
         `accuracy`, `accuracy_at_start`, `standard_error`, `loss_before`, `loss_after`, and where
         they are posted `update_ratio` and `lr`. Of a score `series`, `before`, `after`,
-        `standard_error`; of one that has lost what it had gained `start`, `best` and `now`. Where
-        the accuracy has a period, that and `lowest` and `highest` of the places within it.
+        `standard_error`; of one that never changes `series`, `value`, `observed`; of one that has
+        lost what it had gained `start`, `best` and `now`. Where the accuracy has a period, that and
+        `lowest` and `highest` of the places within it.
 
     Source:
         TheDeepChecker's correlation of loss and accuracy, made directional. Found on every seed of

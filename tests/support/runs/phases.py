@@ -464,6 +464,17 @@ def thrown_back(
     return Trace("thrown back", seed, np.arange(steps), series, present)
 
 
+def constant_score(
+    seed: int, *, name: str = "val_iou", value: float = 0.0, last: float = 0.0, steps: int = 300
+) -> Trace:
+    """A score that a user logs at every twentieth step, always the same but for the `last` one."""
+    each = np.arange(steps)
+    scores = np.full((2, steps), value)
+    scores[:, steps - 20 :] = last
+    series = {"loss": np.tile(2 * np.exp(-each / 80), (2, 1)), name: scores}
+    return Trace("a constant score", seed, each, series, {name: np.tile(each % 20 == 5, (2, 1))})
+
+
 def module_settings(
     seed: int, *, said: dict | None = None, evaluated: float = 0.0, steps: int = 60
 ) -> Trace:

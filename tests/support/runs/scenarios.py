@@ -31,6 +31,7 @@ from tests.support.runs.liveness import failing, silence, stalled
 from tests.support.runs.logged import logged
 from tests.support.runs.memory import memory
 from tests.support.runs.phases import (
+    constant_score,
     dying,
     embeddings,
     given_targets,
@@ -353,6 +354,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         given_targets,
         given_to_the_loss,
         mixed,
+        constant_score,
         module_settings,
         next_tokens,
         one_class,
