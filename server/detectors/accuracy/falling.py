@@ -151,7 +151,11 @@ class Scores:
         return any(one.moved > policy.min_fall_error for one in others)
 
     def _judge_constant(self, step: int, name: str, one: Scored, policy: FallingPolicy) -> None:
-        found = constant.constant(name, one.steps, np.array(one.values), policy)
+        # Looked at as a whole only where it has not just changed.
+        same = one.values[-policy.same :]
+        found = None
+        if max(same) == min(same):
+            found = constant.constant(name, one.steps, np.array(one.values), policy)
         if found is None:
             one.constant.good(step)
             return
