@@ -16,7 +16,7 @@ from rankscope.server.detectors.data.changed_inputs import ChangedInputs
 from rankscope.server.detectors.data.input_sizes import SERIES as INPUT_SIZES
 from rankscope.server.detectors.data.input_sizes import InputSizes
 from rankscope.server.detectors.data.outlier_findings import Batches, Odd, finding
-from rankscope.server.detectors.data.unlike_inputs import UnlikeInputs
+from rankscope.server.detectors.data.unlike_inputs import RECEIVED, UnlikeInputs
 from rankscope.server.detectors.mechanisms.episode import Watch
 from rankscope.server.detectors.mechanisms.statistics import (
     Progress,
@@ -183,7 +183,14 @@ class DataOutlier(Detector[OutlierState]):
 
     kinds = ("data.outlier",)
     needs = ("loss",)
-    wants = (INPUT_SIZES, "samples", "sample_elements", "loader_batches", *input_moments.SERIES)
+    wants = (
+        INPUT_SIZES,
+        RECEIVED,
+        "samples",
+        "sample_elements",
+        "loader_batches",
+        *input_moments.SERIES,
+    )
     policy: OutlierPolicy
 
     def reaches(self) -> tuple[Reach, ...]:

@@ -126,9 +126,11 @@ class AveragedParameters(Condition[WrongAverage]):
             streak = self.streak = _Streak(weights, made.scale, made.step)
         changed = self.kept >= _HABIT
         earlier = _gave_earlier(made, weights)
-        # An old copy of all parameters is no chance, however often it was given. What is not
-        # explained may be an outer optimizer, unless it was not there before.
-        least = 1 if changed and earlier else _BROKEN if changed else _HABIT
+        # An old copy of all parameters is no chance, however often it was given, nor is a multiple
+        # of the mean in all tensors. What is not explained may be an outer optimizer, unless it was
+        # not there before.
+        certain = earlier or abs(made.scale - 1.0) > _SAME
+        least = 1 if changed and certain else _BROKEN if changed else _HABIT
         if streak.count < least or not (changed or weights):
             return
         found = WrongAverage(
@@ -219,13 +221,14 @@ def _finding(episode: Episode[WrongAverage]) -> Finding:
         )
     elif abs(facts.scale - 1.0) > _UNSCALED:
         title = (
-            f"The average of the parameters is {number(facts.scale)} times the ranks' mean since "
-            f"step {step}"
+            f"The average of the parameters is {number(facts.scale)} times the ranks' mean "
+            f"{'before' if facts.observed == 1 else 'since'} step {step}"
         )
         cause = (
             "What the ranks hold after an average of their parameters is a multiple of the mean of "
             f"what they held before: {number(facts.scale)} times, in all tensors alike. The sum "
-            "was divided by another number than that of the ranks that take part."
+            "was divided by another number than that of the ranks that take part, or a rank gave "
+            "nothing (zeros)."
         )
     elif facts.counts:
         title = f"In the average of the parameters {said} since step {step}"

@@ -69,6 +69,13 @@ def seeded():
     return torch.Generator().manual_seed(3)
 
 
+def test_what_a_stage_of_a_pipeline_receives_is_no_data():
+    trace = run(plain, plain, since(0, CHANGES["half"]))
+    assert judge(trace, [DataOutlier()]).alerts
+    trace.series["input_received"] = np.ones_like(trace.series["loss"])
+    assert not judge(trace, [DataOutlier()]).alerts
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_one_rank_of_three_makes_other_inputs_of_the_same_data(change):
     (alert,) = alerts(plain, plain, since(0, CHANGES[change]))

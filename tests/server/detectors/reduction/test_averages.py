@@ -106,6 +106,14 @@ def test_a_multiple_of_the_mean_from_the_start():
     assert "1.03 times the ranks' mean" in finding.title
 
 
+def test_a_multiple_of_the_mean_once_is_no_chance():
+    before = [average(8 * n) for n in range(1, 6)]
+    zeros = average(48, (1 / 3, 1 / 3, 0.0), share=0.3, scale=2 / 3)
+    (finding,), _ = judged([*before, zeros, average(56)])
+    assert (finding.severity, finding.first_step) == ("warning", 48)
+    assert finding.title.endswith("0.667 times the ranks' mean before step 48")
+
+
 def test_a_rank_that_gives_an_old_copy_once_is_named():
     before = [average(8 * n) for n in range(1, 6)]
     old = average(48, (1 / 3, 1 / 3, 0.0), share=0.3, earlier=1 / 3)
