@@ -36,6 +36,8 @@ def _check(state: DesyncState, policy: DesyncPolicy, kind: str) -> Check:
         incident = state.frozen.incident
     if state.resumed.found is not None and kind == "desync.optimizer":
         return Check.open(f"{resumed_finding(state.resumed.found, 0).title}.")
+    if incident is None or incident.kind != kind:
+        incident = state.inside if state.inside and state.inside.kind == kind else incident
     if incident is not None and incident.kind == kind:
         title = finding_of(incident, policy.drift, policy.critical).title
         return Check.open(f"{title}.")

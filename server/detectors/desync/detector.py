@@ -15,7 +15,7 @@ from rankscope.server.detectors.desync.coverage import Coverage
 from rankscope.server.detectors.desync.explain import finding_of
 from rankscope.server.detectors.desync.frozen import standing, take_frozen
 from rankscope.server.detectors.desync.incident import Divergence
-from rankscope.server.detectors.desync.opening import GRADIENTS, open_divergence
+from rankscope.server.detectors.desync.opening import open_divergence
 from rankscope.server.detectors.desync.optimizer_settings import SERIES as GIVEN
 from rankscope.server.detectors.desync.optimizer_settings import STAGE as SETTINGS_STAGE
 from rankscope.server.detectors.desync.order import (
@@ -37,6 +37,7 @@ from rankscope.server.detectors.desync.returns import (
 )
 from rankscope.server.detectors.desync.state import (
     FROZEN,
+    GRADIENTS,
     KIND_OF_STAGE,
     Asynchronous,
     DesyncPolicy,
@@ -141,7 +142,7 @@ class Desync(Detector[DesyncState]):
             if step <= state.last_step:
                 # Begun anew from a checkpoint: what agreed since then is no longer what they hold.
                 state.last_equal = {s: at for s, at in state.last_equal.items() if at < step}
-            comparisons = every = sorted(group, key=lambda c: place_of(window, c))
+            comparisons = every = sorted(state.links(group), key=lambda c: place_of(window, c))
             if (known := state.incident) is not None:
                 comparisons = [c for c in comparisons if not c.equal or known.covers(c)]
             broken = [c for c in comparisons if not c.equal]
@@ -172,6 +173,7 @@ class Desync(Detector[DesyncState]):
                 state.incident.take_reductions([r for r in window.reductions if r.step <= step])
             self._update_divergence(window, state, step, every, findings)
             state.writers.take(window, step)
+            state.learn_inside(step)
             broken_stages = {comparison.stage for comparison in broken}
             for comparison in comparisons:
                 if comparison.stage not in broken_stages:
@@ -203,8 +205,8 @@ class Desync(Detector[DesyncState]):
                 differing.stands(window.last_step, window.liveness)
             findings += self._findings_of(differing)
         findings += self._meet(state, met, window.last_step)
-        if (frozen := standing(state, window)) is not None:
-            findings += self._findings_of(frozen)
+        for standing_too in (standing(state, window), state.inside):
+            findings += self._findings_of(standing_too) if standing_too is not None else []
         if (without := state.resumed.found) is not None:
             findings.append(resumed_finding(without, state.last_step))
         return Outcome(checks_of(state, self.policy), tuple(findings))

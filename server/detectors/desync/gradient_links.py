@@ -7,7 +7,14 @@ import math
 from rankscope.server.detectors.desync.applied import of_what_went_in, why_unreduced
 from rankscope.server.detectors.desync.incident import Divergence
 from rankscope.server.detectors.desync.recovery import restore, shown_groups
-from rankscope.server.detectors.mechanisms.wording import agree, listing, number, ranks, sentences
+from rankscope.server.detectors.mechanisms.wording import (
+    agree,
+    count,
+    listing,
+    number,
+    ranks,
+    sentences,
+)
 
 # Two factors are one: float32 rounds a product to 6e-8, and a factor is read off sketches in which
 # as much as 1e-5 of the tensor may be left over.
@@ -23,6 +30,19 @@ def gradient_link(incident: Divergence) -> tuple[str, str]:
     partly = bool(incident.tensors) and not incident.everywhere
     subgroups = incident.subgroups
     alone = all(len(group) == 1 for group in incident.groups)
+    if incident.reduced_inside:
+        cause = (
+            f"At every step since step {incident.first_step} the gradients that the ranks gave to "
+            "their optimizers were not the same, and after each of these steps the parameters "
+            f"were, at {count(incident.compared['parameters'], 'step')}: the optimizer reduces "
+            "the gradients itself, in its own step (a sharded optimizer, `reduce_scatter` and "
+            "`all_gather`), or one rank's parameters are sent to all in it."
+        )
+        remedy = (
+            "Nothing, if `step()` is meant to reduce. If it only sends one rank's parameters to "
+            "the others, what these have learned is lost: reduce the gradients before."
+        )
+        return cause, remedy
     if incident.stage == "clipped_gradient":
         cause = sentences(
             f"The gradients agreed before clipping at step {incident.first_step} and differ after "

@@ -38,6 +38,11 @@ class Growth(StrEnum):
     EXPONENTIAL = "exponential"
 
 
+# Steps after all of which the parameters agreed, before that is no chance: one that changed nothing
+# leaves them equal, too.
+_ALWAYS = 8
+
+
 @dataclass(slots=True, kw_only=True)
 class Divergence(Incident):
     """Ranks that differ.
@@ -223,9 +228,14 @@ class Divergence(Incident):
                 self._decide(known, there)
 
     def _decide(self, applied: Applied, there: tuple[int, ...]) -> None:
-        """Of ranks without a majority, those that applied the mean show who is wrong."""
+        """Those that applied the mean of what all put in show who is wrong.
+
+        They may be the few: what one rank passes on to others, these agree in.
+        """
         right = {r for r, n in zip(there, applied.averaged, strict=True) if n == applied.tensors}
-        if self.decided or right not in [set(group) for group in self.groups]:
+        if right not in [set(group) for group in self.groups]:
+            return
+        if self.decided and (self.stage != "reduced_gradient" or right == set(self.groups[0])):
             return
         self.decided, self.tentative = True, False
         self.ranks = tuple(r for r in there if r not in right)
@@ -312,6 +322,18 @@ class Divergence(Incident):
     def subgroups(self) -> bool:
         """Whether every rank agrees with some other one, and not all with each other."""
         return len(self.groups) > 1 and all(len(group) > 1 for group in self.groups)
+
+    @property
+    def reduced_inside(self) -> bool:
+        """Whether these gradients never agreed, and what every step made of them always did.
+
+        Then the optimizer's own step exchanges something: it reduces, or deals out its work.
+        """
+        always = self.broken.get(self.stage, 0) == self.compared.get(self.stage, 0)
+        moved_alike = self.compared.get("parameters", 0) >= _ALWAYS
+        apart = self.broken.get("parameters", 0) + self.broken.get("start", 0)
+        gradients = self.stage == "reduced_gradient" and self.last_equal is None
+        return gradients and always and moved_alike and not apart
 
     @property
     def everywhere(self) -> bool:

@@ -11,11 +11,8 @@ from collections.abc import Mapping, Sequence
 from rankscope.server.detectors.desync.incident import Divergence
 from rankscope.server.detectors.desync.optimizer_settings import STAGE as SETTINGS_STAGE
 from rankscope.server.detectors.desync.order import differing_setting, reduces_no_longer
-from rankscope.server.detectors.desync.state import KIND_OF_STAGE, DesyncState
+from rankscope.server.detectors.desync.state import GRADIENTS, KIND_OF_STAGE, DesyncState
 from rankscope.server.window import Comparison, Window
-
-# Compared by norm at steps at which they are not fingerprinted.
-GRADIENTS = ("reduced_gradient", "clipped_gradient")
 
 
 def open_divergence(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.desync.averaged_in_groups import AveragedInGroups
@@ -21,10 +22,15 @@ from rankscope.server.detectors.desync.single_link_incident import Beside
 from rankscope.server.detectors.desync.versions import Versions
 from rankscope.server.detectors.desync.writers import Writers
 from rankscope.server.detectors.policy import Count, Policy, Steps, Times
+from rankscope.server.window import Comparison
 
 # Comparisons of the parameters that are remembered: a difference that they did not see is not
 # known.
 _REMEMBERED = 1024
+
+# What the optimizers are given, before and after clipping: compared by norm at steps at which it is
+# not fingerprinted.
+GRADIENTS = ("reduced_gradient", "clipped_gradient")
 
 # Parameters that no optimizer moves: their comparisons say nothing of the others.
 FROZEN = "frozen"
@@ -100,6 +106,7 @@ class DesyncState:
         returns: steps at which the parameters were equal again after they were not.
         period: steps from one synchronisation to the next, where there is one; else 0.
         periodic_since: first step of the synchronised phase.
+        inside: gradients that an optimizer reduces in its own step, of which they are no link.
         unpaired: ranks that hold what no other of the `known_ranks` holds.
         partly: those of them that were compared in what others hold, too.
         rank_local: whether ranks train copies of their own of some tensors.
@@ -138,6 +145,7 @@ class DesyncState:
     periodic_since: int = 0
     periodic_seen: int = 0
     incident: Divergence | None = None
+    inside: Divergence | None = None
     unpaired: tuple[int, ...] = ()
     partly: frozenset[int] = frozenset()
     dealt_out: bool = False
@@ -160,3 +168,16 @@ class DesyncState:
     pushing: bool = False
     in_groups: AveragedInGroups = field(default_factory=AveragedInGroups)
     never_met: NeverMet = field(default_factory=NeverMet)
+
+    def links(self, comparisons: Iterable[Comparison]) -> Iterable[Comparison]:
+        """Those of a step that are links of its chain."""
+        if self.inside is None:
+            return comparisons
+        return (c for c in comparisons if c.stage not in GRADIENTS)
+
+    def learn_inside(self, step: int) -> None:
+        """Whether the optimizer reduces in its own step, as far as is known after this one."""
+        if self.inside is not None:
+            self.inside.last_step = step
+        elif self.incident is not None and self.incident.reduced_inside:
+            self.inside, self.incident = self.incident, None
