@@ -310,14 +310,18 @@ class LossDiverging(Detector[DivergingState]):
         begin = len(blocks) - 1
         while begin > 0 and blocks[begin - 1].lost > policy.begun:
             begin -= 1
-        onset = blocks[begin]
-        # The rate may have been raised in the midst of the block with which it began: no step
-        # before that is part of it.
-        rise = state.companions.raised_rate(
-            onset.last_step - 1,
-            before=progress.spacing.steps(policy.rise_before),
-            factor=policy.rise,
-        )
+        # The rate may have been raised in the midst of the block with which it began, or of the
+        # next one, where that one is hardly worse than the best: no step before that is part of it.
+        for onset in blocks[begin : begin + 2]:
+            rise = state.companions.raised_rate(
+                onset.last_step - 1,
+                before=progress.spacing.steps(policy.rise_before),
+                factor=policy.rise,
+            )
+            if rise is not None:
+                break
+        else:
+            onset = blocks[begin]
         first = onset.first_step if rise is None else max(onset.first_step, int(rise["lr_step"]))
         leap = state.leaps.near(onset.first_step)
         if leap is not None:

@@ -105,17 +105,18 @@ class Companions:
         inside = [(s, v) for s, v in self.rates if onset - before <= s <= onset + 1]
         if len(inside) < 2:
             return None
-        lowest = min(inside, key=lambda point: point[1])
-        later = [(s, v) for s, v in inside if s > lowest[0]]
-        if not later:
-            return None
-        step, highest = max(later, key=lambda point: point[1])
-        if not (lowest[1] > 0 and highest >= factor * lowest[1]):
+        # Of all rises the largest: a rate that falls again may end below where it rose from.
+        lowest, most = inside[0][1], (0.0, 0.0, 0.0)
+        for _, rate in inside[1:]:
+            if lowest > 0:
+                most = max(most, (rate / lowest, lowest, rate))
+            lowest = min(lowest, rate)
+        times, before_it, after_it = most
+        if times < factor:
             return None
         # The step at which the largest part of the rise happened.
         jumps = [(b[1] / a[1], b[0]) for a, b in zip(inside, inside[1:], strict=False) if a[1] > 0]
-        at = max(jumps)[1] if jumps else step
-        return {"lr_before": lowest[1], "lr_after": highest, "lr_step": at}
+        return {"lr_before": before_it, "lr_after": after_it, "lr_step": max(jumps)[1]}
 
     def restarted(self, rise: Mapping[str, float] | None, *, before: int) -> bool:
         """Whether a rate was raised to no more than it had been, as by a warm restart.

@@ -1,6 +1,7 @@
 """What happens after an incident has begun: it ends, comes back, grows, and is reported in time."""
 
 import pickle
+from collections import deque
 from dataclasses import replace
 
 import numpy as np
@@ -335,6 +336,13 @@ def test_a_fall_of_the_learning_rate_is_no_rise():
     assert companions.raised_rate(50, before=10, factor=1.5) is None
     assert companions.raised_rate(2, before=1, factor=1.5) is None
     assert companions.gradient_rose_first(5) is None
+
+
+def test_a_rate_that_is_lower_after_its_rise_than_before_it():
+    rates = {step: 1e-3 - 1e-5 * step for step in range(20)} | {12: 0.1}
+    companions = Companions(rates=deque(rates.items()))
+    rise = companions.raised_rate(18, before=15, factor=1.5)
+    assert rise == {"lr_before": rates[11], "lr_after": 0.1, "lr_step": 12}
 
 
 def test_a_recorded_run_is_what_was_recorded(tmp_path):

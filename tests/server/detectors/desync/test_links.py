@@ -136,6 +136,23 @@ def test_of_two_ranks_the_one_that_applied_the_mean_is_right():
     assert "nothing shows which one is wrong" not in found.cause
 
 
+@pytest.mark.parametrize(
+    ("averaged", "who"),
+    [((8, 8, 8, 0), (3,)), ((8, 0, 0, 0), (1, 2, 3)), ((8, 8, 8, 8), (3,)), ((0,) * 4, (3,))],
+)
+def test_the_few_that_applied_the_mean_are_right(averaged, who):
+    """What one rank passes on to others, these agree in: a ring hands on what is stale in it."""
+    right = averaged.count(8) in (1, 3) and averaged.index(0)
+    made = incident(decided=True, ranks=(3,) if right != 1 else (0,))
+    if right == 1:
+        made.groups = ((1, 2, 3), (0,))
+    known = applied(averaged, (0,) * 4, rest=(0.5,) * 4, received=(True,) * 4)
+    made.take_reductions(
+        [Reduction(step=30, ranks=np.arange(4), tensor_count=8, agreed=False, applied=known)]
+    )
+    assert made.ranks == who
+
+
 def test_ranks_whose_gradients_are_exchanged_do_not_train_alone():
     known = applied((0,) * 4, (0,) * 4, rest=(0.8,) * 4, received=(True,) * 4)
     window = SimpleNamespace(
