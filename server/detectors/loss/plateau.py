@@ -114,9 +114,11 @@ class LossPlateau(Detector[PlateauState]):
         info once the model explains more than 0.05 (by 3 standard errors) or, where that is not
         known, its accuracy has risen, of data of which it has seen each sample up to 4 times, and
         nothing but the plateau was wrong; info where none of them is posted and the updates are of
-        usual size, and where the loss alone is that of guessing. Info for answers worse than a
-        constant one that lose a third of what they are above it in the second half of the run,
-        unless inputs are large (`input_rms` above 30) or targets are far larger than the outputs.
+        usual size (a warning after 250 losses that have gained 2 % at most, by steps that come to
+        half of the parameters, of one optimizer), and where the loss alone is that of guessing.
+        Info for answers worse than a constant one that lose a third of what they are above it in
+        the second half of the run, unless inputs are large (`input_rms` above 30) or targets are
+        far larger than the outputs.
         Losses that change their sign are surrogates and are not judged.
 
     Evidence:
@@ -305,6 +307,7 @@ class LossPlateau(Detector[PlateauState]):
             short=state.passed < policy.evidence,
             path=state.path.length if state.updates else math.nan,
             steps=state.passed,
+            turns=state.turns,
         )
         # What is rash was wrong from the start, whatever the first steps seemed to learn.
         if not facts.rash:

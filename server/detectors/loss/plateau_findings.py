@@ -38,6 +38,7 @@ class Flat:
         short: there are too few losses to be sure of more than that.
         path: all steps so far together, relative to the parameters; NaN where it is not known.
         steps: how many losses there were.
+        turns: optimizers step in turns.
         overcome: the model has begun to learn since, of data that it had not seen often.
     """
 
@@ -63,6 +64,7 @@ class Flat:
     short: bool = False
     path: float = math.nan
     steps: int = 0
+    turns: bool = False
     overcome: bool = False
 
     @property
@@ -78,10 +80,16 @@ class Flat:
         if self.nothing or self.rash or self.worse or self.vanished(policy):
             return not self.got_over(policy)
         if math.isnan(self.accuracy):
-            return self.update < policy.small_update
+            return self.update < policy.small_update or self.stands(policy)
         # A high share of right answers is that of one class where nothing else is explained.
         low = self.accuracy <= policy.learned or self.least <= policy.explained
         return low and not self.got_over(policy)
+
+    def stands(self, policy: PlateauPolicy) -> bool:
+        """Whether the loss of one optimizer is where it began after many steps of a usual size."""
+        unknown = math.isnan(self.explained) and not self.turns and not self.guessed
+        still = self.steps >= policy.stands and abs(self.gain) <= policy.stands_gain
+        return unknown and still and self.path >= policy.stands_path
 
     def young(self, policy: PlateauPolicy) -> bool:
         """Whether the model has learned frequencies, and not moved far enough yet for more."""

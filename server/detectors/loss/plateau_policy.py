@@ -64,6 +64,11 @@ class PlateauPolicy(Policy):
             lab that do so have come to 0.13 to 0.22 then, other models to 0.5 and more.
         grown: losses after which a model is no longer young, however little it has moved: steps of
             3e-4, a third of the usual, have come to `young` by then.
+        stands: losses after which one of which nothing else is known, and that is where it began,
+            says so by itself.
+        stands_gain: share of it that may have been gained or lost then.
+        stands_path: share of the parameters that the steps have come to by then: of healthy models
+            0.5 and more.
         vanished: median of the most recent gradient norms, as a share of the first ones, below
             which the gradient is gone though nothing was learned: that of noise alone stays.
     """
@@ -95,4 +100,7 @@ class PlateauPolicy(Policy):
     guessed: Share = 0.1
     young: Share = 0.3
     grown: Observations = 1000
+    stands: Observations = 250
+    stands_gain: Share = 0.02
+    stands_path: Share = 0.5
     vanished: Share = 0.1

@@ -129,6 +129,24 @@ def answers(
     return Trace("answers", seed, each, series)
 
 
+def standing(
+    seed: int, *, update: float = 4e-3, gained: float = 0.0, games: bool = False, steps: int = 300
+) -> Trace:
+    """A loss of which nothing else is known, and that gains this much of itself over all steps."""
+    random = np.random.default_rng(seed)
+    each = np.arange(steps)
+    loss = (1 - gained * each / steps) * np.exp(0.01 * random.standard_normal((2, steps)))
+    series = {
+        "loss": loss,
+        "update_ratio": np.full((2, steps), update),
+        "lr": np.full((2, steps), 0.01),
+        "grad_norm": np.exp(0.1 * random.standard_normal((2, steps))),
+    }
+    turns = Occurrence(0, 0, "optimizers.turns", "turns", {"optimizers": 2}, 0.0)
+    events = (turns,) if games else ()
+    return Trace("standing", seed, each, series, events=events)
+
+
 def constant_answers(
     seed: int,
     *,
