@@ -32,6 +32,8 @@ from rankscope.server.window import Check, Occurrence, Window
 # Steps with finite losses after one that was not, which show that parameters are not lost: where
 # they are, no loss of any rank is finite, unless it is of a few that most batches do not use.
 _SURVIVED = 8
+# Times as far that a loss has to have run away where its start is one value.
+_FIRST_ALONE = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +170,12 @@ class LossNonFinite(Detector[NonFiniteState]):
             # All ranks at once, or a loss that was beyond all bounds already: no rank is suspect,
             # it came through what they share.
             usual = float(np.median(np.abs(values[present & ~bad]))) if len(who) < posting else 0.0
-            ran_away = max(usual, abs(state.last_mean)) > self.policy.run_away * abs(
-                state.progress.start
+            began = state.progress.began
+            # One first loss says less of where it began than five do.
+            certain = self.policy.run_away * (
+                1.0 if math.isfinite(state.progress.start) else _FIRST_ALONE
             )
+            ran_away = max(usual, abs(state.last_mean)) > certain * abs(began)
             alone = who if len(who) < posting and not ran_away else set()
             incident = state.incident = _NonFinite(
                 first_step=step,
@@ -188,7 +193,7 @@ class LossNonFinite(Detector[NonFiniteState]):
                 ),
                 gradient_step=earlier[0] if earlier else None,
                 ran_away=ran_away,
-                start=state.progress.start,
+                start=began,
                 begins=any(step in begins for begins in window.begins.values()),
                 world=len(window.ranks),
             )

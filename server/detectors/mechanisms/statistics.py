@@ -354,6 +354,12 @@ class Progress:
         return gained if gained > 0 and math.isfinite(gained) else 0.0
 
     @property
+    def began(self) -> float:
+        """The start, or the first value where there are too few for it; NaN before that."""
+        first = self._first[0] if self._first else math.nan
+        return self.start if math.isfinite(self.start) else first
+
+    @property
     def from_first(self) -> float:
         """As `scale`, from the very first value: of a run that has left its start within 5."""
         gained = self._first[0] - self.best if self._first else math.nan

@@ -259,6 +259,14 @@ def overflowing(seed: int, *, at: int = 200) -> Trace:
     return Trace("overflowing", seed, trace.steps, {**trace.series, "grad_norm": norms})
 
 
+def infinite_at_once(seed: int, *, times: float = 1e3) -> Trace:
+    """A loss that is so many times as large at each step, and infinite from step 3 on."""
+    trace = noise(seed, steps=60)
+    trace.series["loss"][:, :3] = times ** np.arange(3)
+    trace.series["loss"][:, 3:] = np.inf
+    return trace
+
+
 def two_sides(seed: int, *, ranks: int = 4, onset: int = 200) -> Trace:
     """Half of the ranks have another loss than the other half."""
     trace = noise(seed, ranks=ranks)
@@ -305,6 +313,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         swinging,
         changing_sign,
         overflowing,
+        infinite_at_once,
         two_sides,
         unlike,
         apart,
