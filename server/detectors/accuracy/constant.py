@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
+import math
 from dataclasses import dataclass
-
-import numpy as np
 
 from rankscope.server.detectors.accuracy.lost import LostPolicy
 from rankscope.server.detectors.base import Finding
@@ -13,14 +11,16 @@ from rankscope.server.detectors.mechanisms.episode import Episode
 from rankscope.server.detectors.mechanisms.wording import count, number
 from rankscope.server.detectors.policy import Count, Share, Steps
 from rankscope.server.detectors.profiles import OWN_GOAL
-from rankscope.server.window import Float64
 
 # Parts of a name, one of which says that answers are counted. Not of rewards: those that are rare
 # are 0 for long.
 _OF_ANSWERS = frozenset(
     "accuracy acc f1 auc auroc auprc map iou miou dice precision recall ndcg mrr".split()
 )
-_PARTS = re.compile(r"[a-z]+\d*")
+# Observations in a row above 0, before a score that is 0 has come to be that.
+_SEEN = 2
+# Differences of means over the ranks that rounding makes.
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,18 @@ class ConstantPolicy(LostPolicy):
         same: observations, all of them the same number. What a model answers changes with each
             step that teaches it something, if only a little.
         same_steps: steps that they extend over, at the least.
+        apart_steps: steps from one to the next, on average: what is logged more often holds the
+            last evaluation's, or is of single batches.
+        fallen_loss: share of its start that the loss has lost by then: until something is learned
+            there is nothing to be seen.
         poor: score above which it may be all that is to be had.
     """
 
-    same: Count = 6
-    same_steps: Steps = 120
+    same: Count = 8
+    same_steps: Steps = 160
+    apart_steps: Steps = 10
     poor: Share = 0.5
+    fallen_loss: Share = 0.3
 
 
 @dataclass(slots=True)
@@ -49,19 +55,48 @@ class Constant:
     since: int
 
 
-def constant(
-    name: str, steps: list[int], values: Float64, policy: ConstantPolicy
-) -> Constant | None:
-    """A score that has been one and the same low number since it was first logged, or is now 0."""
-    value = float(values[-1])
-    if value > policy.poor or not set(_PARTS.findall(name.lower())) & _OF_ANSWERS:
-        return None
-    others = np.flatnonzero(values != value)
-    first = int(others[-1]) + 1 if len(others) else 0
-    same = len(values) - first
-    if same < policy.same or steps[-1] - steps[first] < policy.same_steps or (first and value):
-        return None
-    return Constant(name, value, same, steps[first])
+@dataclass(slots=True)
+class Run:
+    """The newest observations of a score that are one and the same number.
+
+    Attributes:
+        length: how many, from step `since` on.
+        before: how many in a row before them were above 0.
+    """
+
+    value: float = math.nan
+    length: int = 0
+    since: int = -1
+    before: int = 0
+    _above: int = 0
+
+    def push(self, step: int, value: float) -> None:
+        """Takes the next observation."""
+        if abs(value - self.value) <= _ROUNDING * abs(value):
+            self.length += 1
+        else:
+            self.before = self._above
+            self.value, self.length, self.since = value, 1, step
+        self._above = self._above + 1 if value > 0 else 0
+
+    def found(
+        self, name: str, parts: frozenset[str], step: int, observed: int, policy: ConstantPolicy
+    ) -> Constant | None:
+        """A low number that it has been since it was first logged, or 0 that it has come to be.
+
+        Args:
+            parts: of the name, in lower case.
+            observed: observations of the score so far.
+        """
+        lasts = step - self.since
+        if self.length < policy.same or lasts < policy.same_steps or not parts & _OF_ANSWERS:
+            return None
+        if lasts < policy.apart_steps * (self.length - 1) or self.value > policy.poor:
+            return None
+        lost = self.value == 0 and self.before >= _SEEN
+        if self.length < observed and not lost:
+            return None
+        return Constant(name, self.value, self.length, self.since)
 
 
 def finding(episode: Episode[Constant]) -> Finding:

@@ -10,11 +10,11 @@ from functools import cache
 import numpy as np
 
 from rankscope.server.detectors.accuracy import constant, lost
-from rankscope.server.detectors.accuracy.constant import Constant, ConstantPolicy
+from rankscope.server.detectors.accuracy.constant import Constant, ConstantPolicy, Run
 from rankscope.server.detectors.accuracy.lost import Lost
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
-from rankscope.server.detectors.mechanisms.statistics import lag_one, mean_over_ranks
+from rankscope.server.detectors.mechanisms.statistics import Progress, lag_one, mean_over_ranks
 from rankscope.server.detectors.mechanisms.wording import number
 from rankscope.server.detectors.metric.series import is_logged
 from rankscope.server.detectors.policy import Count, Observations, Share, Sigmas
@@ -32,9 +32,10 @@ _OTHER = frozenset(
     "loss error err std var variance min lr rate weight coef scale count num len length steps time "
     "target baseline grad norm kl entropy intrinsic bonus curiosity novelty shaping penalty cost "
     "fake real generated fid critic discriminator disc anomaly outlier opponent chosen rejected "
-    "eps temperature noise".split()
+    "eps temperature noise threshold thr best size bits".split()
 )
 _PARTS = re.compile(r"[a-z]+\d*|[A-Z]+(?![a-z])\d*|[A-Z][a-z]+\d*")
+_WORDS = re.compile(r"[a-z]+\d*")
 # Values that are kept of one series: beyond that neighbours are averaged.
 _MOST = 2048
 # Series of a run that are judged.
@@ -93,10 +94,12 @@ class Scored:
     judged: int = 0
     in_a_row: int = 0
     moved: float = math.nan
+    run: Run = field(default_factory=Run)
 
     def push(self, step: int, value: float) -> bool:
         """Takes the next one; returns whether there is a tenth more than when last judged."""
         self.count += 1
+        self.run.push(step, value)
         self.waiting.append(value)
         if len(self.waiting) < self.each:
             return False
@@ -116,9 +119,11 @@ class Scores:
     def __init__(self, calm: int) -> None:
         self._calm = calm
         self._known: dict[str, Scored] = {}
+        self._progress = Progress()
 
     def take(self, window: Window, policy: FallingPolicy) -> None:
         """Goes on with what was posted in a window, in the order of its steps."""
+        losses = dict(zip(*(a.tolist() for a in mean_over_ranks(window, "loss")), strict=True))
         posted: list[tuple[int, str, float]] = []
         for name in sorted(window.series):
             if rises(name) and (name in self._known or len(self._known) < _MOST_SERIES):
@@ -128,18 +133,27 @@ class Scores:
                     scored = Scored(Watch(calm), Watch(calm), Watch(calm))
                     self._known.setdefault(name, scored)
                 posted += zip(steps.tolist(), [name] * len(steps), means.tolist(), strict=True)
+        posted += [(step, "", loss) for step, loss in losses.items()]
         for step, name, value in sorted(posted, key=lambda one: one[:2]):
-            if math.isfinite(value):
+            if not name:
+                if math.isfinite(value):
+                    self._progress.push(step, value)
+            elif math.isfinite(value):
                 one = self._known[name]
                 due = one.push(step, value)
-                if one.values:
-                    self._judge_constant(step, name, one, policy)
+                self._judge_constant(step, name, one, policy)
                 if due and one.count >= policy.lost_scored:
                     one.judged = one.count
                     one.moved = _moved(np.array(one.values))
                     self._judge_lost(step, name, one, policy)
                     if one.count >= policy.scored:
                         self._judge(step, name, one, policy)
+
+    @property
+    def learned(self) -> float:
+        """Share of its start that the loss has lost; 0 where it is no measure of that."""
+        start = self._progress.start
+        return self._progress.scale / start if start > 0 else 0.0
 
     def _rises(self, but: Scored, policy: FallingPolicy) -> bool:
         """Whether another score rises.
@@ -151,12 +165,8 @@ class Scores:
         return any(one.moved > policy.min_fall_error for one in others)
 
     def _judge_constant(self, step: int, name: str, one: Scored, policy: FallingPolicy) -> None:
-        # Looked at as a whole only where it has not just changed.
-        same = one.values[-policy.same :]
-        found = None
-        if max(same) == min(same):
-            found = constant.constant(name, one.steps, np.array(one.values), policy)
-        if found is None:
+        found = one.run.found(name, parts_of(name), step, one.count, policy)
+        if found is None or not self.learned > policy.fallen_loss:
             one.constant.good(step)
             return
         one.constant.bad(step, found, first_step=found.since).facts = found
@@ -201,9 +211,16 @@ class Scores:
 
 
 @cache
+def parts_of(name: str) -> frozenset[str]:
+    """The words that a name consists of, in lower case: of `IoU` and `valAcc`, too."""
+    words = (part.lower() for part in _PARTS.findall(name))
+    return frozenset(words).union(_WORDS.findall(name.lower()))
+
+
+@cache
 def rises(name: str) -> bool:
     """Whether the name of a user's series says that higher is better."""
-    parts = {part.lower() for part in _PARTS.findall(name)}
+    parts = parts_of(name)
     return is_logged(name) and bool(parts & _HIGHER) and not parts & _OTHER
 
 

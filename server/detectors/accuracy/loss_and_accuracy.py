@@ -97,6 +97,12 @@ class Course:
         """Median loss of the newest block."""
         return self._medians[-1]
 
+    def changes(self) -> float:
+        """Share of the accuracies that are another number than the one before."""
+        accuracies = [accuracy for _, _, accuracy in self.recent]
+        pairs = list(zip(accuracies, accuracies[1:], strict=False))
+        return sum(a != b for a, b in pairs) / max(len(pairs), 1)
+
     def halves(self) -> tuple[float, float, float]:
         """Means of the accuracy in both halves, and the standard error of their difference.
 

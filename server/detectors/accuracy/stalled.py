@@ -48,6 +48,7 @@ class StalledPolicy(FallingPolicy):
             rises with that of their parts.
         apart: by how much the answers that were counted where the loss is computed are more often
             right than those of the accuracy that is logged.
+        changing: share of the steps at which an accuracy changes, that is no older evaluation's.
         clearly: times that wrong answers would have to cost more than the loss is, each ln 2 or
             more: what an accuracy of short sequences counts as wrong for one wrong token.
         some: share of the deviance explained, below which the answers follow the inputs so little
@@ -74,6 +75,7 @@ class StalledPolicy(FallingPolicy):
     wrong: Share = 0.8
     known: Share = 0.03
     apart: Share = 0.3
+    changing: Share = 0.5
     clearly: Times = 4.0
     some: Share = 0.1
     unlike: Share = 0.2
@@ -247,13 +249,9 @@ class AccuracyStalled(Detector[StalledState]):
         at_start = float(np.mean(state.course.first))
         start_error = math.hypot(error, noise_of_mean(state.course.first))
         explained = median(state.shares)
-        # What the loss is computed from is answered right, and was not at first.
-        other = late < policy.wrong and explained > policy.answered
-        other &= median(state.first_shares) < policy.explained
-        # A wrong answer costs ln 2 at least, in cross entropy: so many there can be.
-        costs = state.course.latest()
-        other &= late > policy.known or policy.clearly * costs < (1 - late) * math.log(2)
-        other |= bool(state.counted) and median(state.counted) - late > policy.apart
+        other = self._of_something_else(late, state)
+        if state.counted and late < policy.wrong and not other:
+            explained = math.nan  # that of these answers is another head's, or leaves targets out
         stuck = (
             abs(late - early) < max(policy.min_error * error, policy.flat)
             and late - at_start <= max(policy.gain_error * start_error, policy.gain)
@@ -271,10 +269,25 @@ class AccuracyStalled(Detector[StalledState]):
         update = median(state.updates)
         facts = Stuck(late, at_start, error, *fallen, update, state.rate)
         facts.turns = next(iter(state.turns.values()), None)
-        facts.explained = explained if other else math.nan
+        facts.explained = explained if other and not state.counted else math.nan
         facts.counted = median(state.counted) if other else math.nan
         episode = state.watch.bad(step, facts, first_step=state.course.first_step)
         episode.facts = facts
+
+    def _of_something_else(self, late: float, state: StalledState) -> bool:
+        """Whether what the loss is computed from is answered right, and was not at first."""
+        policy = self.policy
+        if state.counted:
+            # Of whole sequences the accuracy is 0 for long; one that only changes now and then is
+            # that of the last evaluation.
+            changes = state.course.changes()
+            apart = median(state.counted) - late > policy.apart
+            return apart and late > policy.known and changes > policy.changing
+        right = late < policy.wrong and median(state.shares) > policy.answered
+        right &= median(state.first_shares) < policy.explained
+        # A wrong answer costs ln 2 at least, in cross entropy: so many there can be.
+        costs = policy.clearly * state.course.latest()
+        return right and (late > policy.known or costs < (1 - late) * math.log(2))
 
     def _rose_at_first(self, late: float, error: float, state: StalledState) -> bool:
         """Whether it was lower at the first few steps: it has come to its ceiling since."""

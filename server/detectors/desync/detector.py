@@ -173,7 +173,7 @@ class Desync(Detector[DesyncState]):
                 state.incident.take_reductions([r for r in window.reductions if r.step <= step])
             self._update_divergence(window, state, step, every, findings)
             state.writers.take(window, step)
-            state.learn_inside(step)
+            state.learn_inside(window, step)
             broken_stages = {comparison.stage for comparison in broken}
             for comparison in comparisons:
                 if comparison.stage not in broken_stages:

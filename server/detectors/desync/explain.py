@@ -143,7 +143,7 @@ def _detail(tensor: TensorDifference) -> dict[str, object]:
 
 
 def _severity(incident: Divergence, drifting: bool, critical: float) -> str:
-    if drifting or incident.reduced_inside or _may_be_meant(incident):
+    if drifting or incident.inside or _may_be_meant(incident):
         return "info"
     # What is small in a gradient, a learning rate or the first weights is not small for long.
     spreads = incident.kind in ("desync.gradients", "desync.hyperparameters")

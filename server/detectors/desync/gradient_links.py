@@ -30,7 +30,7 @@ def gradient_link(incident: Divergence) -> tuple[str, str]:
     partly = bool(incident.tensors) and not incident.everywhere
     subgroups = incident.subgroups
     alone = all(len(group) == 1 for group in incident.groups)
-    if incident.reduced_inside:
+    if incident.inside:
         cause = (
             f"At every step since step {incident.first_step} the gradients that the ranks gave to "
             "their optimizers were not the same, and after each of these steps the parameters "

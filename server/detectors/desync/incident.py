@@ -38,8 +38,7 @@ class Growth(StrEnum):
     EXPONENTIAL = "exponential"
 
 
-# Steps after all of which the parameters agreed, before that is no chance: one that changed nothing
-# leaves them equal, too.
+# Steps that changed the parameters, after all of which these agreed, before that is no chance.
 _ALWAYS = 8
 
 
@@ -78,6 +77,7 @@ class Divergence(Incident):
         unmet: whether such a step was examined that did not make them equal.
         in_part: whether the ranks are averaged in some tensors, and others are left out: that is a
             finding of its own.
+        inside: whether the optimizer reduces these gradients in its own step.
         alone: whether nothing was ever seen of an exchange between these ranks: no wrapper, no
             gradient that two of them share, no parameters written outside the optimizer.
         parts: whether its ranks hold different parts of the model, and work on one batch together.
@@ -124,6 +124,7 @@ class Divergence(Incident):
     unmet: bool = False
     in_part: bool = False
     alone: bool = False
+    inside: bool = False
     parts: bool = False
     own_batches: bool = False
     applied: Applied | None = None
@@ -323,17 +324,20 @@ class Divergence(Incident):
         """Whether every rank agrees with some other one, and not all with each other."""
         return len(self.groups) > 1 and all(len(group) > 1 for group in self.groups)
 
-    @property
-    def reduced_inside(self) -> bool:
+    def reduced_inside(self, stood: int) -> bool:
         """Whether these gradients never agreed, and what every step made of them always did.
 
         Then the optimizer's own step exchanges something: it reduces, or deals out its work.
+
+        Args:
+            stood: steps that changed nothing.
         """
         always = self.broken.get(self.stage, 0) == self.compared.get(self.stage, 0)
-        moved_alike = self.compared.get("parameters", 0) >= _ALWAYS
+        moved_alike = self.compared.get("parameters", 0) - stood >= _ALWAYS
         apart = self.broken.get("parameters", 0) + self.broken.get("start", 0)
         gradients = self.stage == "reduced_gradient" and self.last_equal is None
-        return gradients and always and moved_alike and not apart
+        each = self.everywhere and all(len(group) == 1 for group in self.groups)
+        return gradients and always and each and moved_alike and not apart
 
     @property
     def everywhere(self) -> bool:

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rankscope.server.detectors.desync.averaged_in_groups import AveragedInGroups
 from rankscope.server.detectors.desync.averaging_rounds import AveragingRounds
 from rankscope.server.detectors.desync.coverage import Coverage
@@ -22,7 +24,7 @@ from rankscope.server.detectors.desync.single_link_incident import Beside
 from rankscope.server.detectors.desync.versions import Versions
 from rankscope.server.detectors.desync.writers import Writers
 from rankscope.server.detectors.policy import Count, Policy, Steps, Times
-from rankscope.server.window import Comparison
+from rankscope.server.window import Comparison, Window
 
 # Comparisons of the parameters that are remembered: a difference that they did not see is not
 # known.
@@ -106,6 +108,7 @@ class DesyncState:
         returns: steps at which the parameters were equal again after they were not.
         period: steps from one synchronisation to the next, where there is one; else 0.
         periodic_since: first step of the synchronised phase.
+        stood: steps that left the parameters as they were, of which `digest` is that of a rank.
         inside: gradients that an optimizer reduces in its own step, of which they are no link.
         unpaired: ranks that hold what no other of the `known_ranks` holds.
         partly: those of them that were compared in what others hold, too.
@@ -146,6 +149,8 @@ class DesyncState:
     periodic_seen: int = 0
     incident: Divergence | None = None
     inside: Divergence | None = None
+    stood: int = 0
+    digest: int = -1
     unpaired: tuple[int, ...] = ()
     partly: frozenset[int] = frozenset()
     dealt_out: bool = False
@@ -175,9 +180,19 @@ class DesyncState:
             return comparisons
         return (c for c in comparisons if c.stage not in GRADIENTS)
 
-    def learn_inside(self, step: int) -> None:
+    def learn_inside(self, window: Window, step: int) -> None:
         """Whether the optimizer reduces in its own step, as far as is known after this one."""
         if self.inside is not None:
             self.inside.last_step = step
-        elif self.incident is not None and self.incident.reduced_inside:
-            self.inside, self.incident = self.incident, None
+            return
+        held = window.digests.get("parameters")
+        column = int(np.searchsorted(window.steps, step))
+        if held is not None and column < len(window.steps) and held.present[:, column].any():
+            digest = int(held.values[held.present[:, column], column][0])
+            # Steps that change nothing (a rate of 0, rounded away) leave ranks equal, too.
+            self.stood += digest == self.digest
+            self.digest = digest
+        known = self.incident
+        if known is not None and known.reduced_inside(self.stood):
+            known.inside = True
+            self.inside, self.incident = known, None

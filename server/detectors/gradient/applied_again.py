@@ -12,7 +12,7 @@ from rankscope.server.detectors.mechanisms.episode import Condition, Episode, Wa
 from rankscope.server.detectors.mechanisms.wording import count, number
 from rankscope.server.window import Window
 
-NAMES = ("grad_cosine", "grad_norm", "loss")
+NAMES = ("grad_cosine", "grad_norm", "loss", "lr")
 # What float32 and the sums over a model may be off by, relative to the norm.
 _ALIKE = 1e-5
 # Of so many steps with a gradient, how many have to be such: a step that is taken once more after
@@ -32,8 +32,9 @@ class Again:
 class AppliedAgain(Condition[Again]):
     """Follows whether a step's gradient is that of the step before, and no loss was computed.
 
-    Two batches never have one gradient to the last digits, and where the whole data set is one
-    batch there is a loss at every step.
+    Two batches never have one gradient to the last digits. Where the whole data set is one batch
+    all gradients are nearly the same: there the one that goes with a loss agrees with the one
+    before, too.
 
     Attributes:
         recent: of the latest steps with a gradient, whether they were such.
@@ -41,19 +42,20 @@ class AppliedAgain(Condition[Again]):
 
     recent: deque[tuple[int, bool]] = field(default_factory=lambda: deque(maxlen=_RECENT))
     watch: Watch[Again] = field(default_factory=lambda: Watch(clear_after=_RECENT))
-    _before: tuple[int, float, bool] = (-1, math.nan, False)
+    _before: tuple[int, float, bool] = (-1, math.nan, False)  # the last: it is of a new batch
 
     def push(self, step: int, row: Mapping[str, float]) -> None:
         """Takes what is known of a step."""
         norm, cosine = row.get("grad_norm", math.nan), row.get("grad_cosine", math.nan)
         if not norm > 0:
             return
-        last, before, had_loss = self._before
+        last, before, new = self._before
         computed = "loss" in row
-        self._before = (step, norm, computed)
+        alike = cosine > 1 - _ALIKE
+        self._before = (step, norm, computed and not alike)
         if last != step - 1:
             return
-        again = had_loss and not computed and cosine > 1 - _ALIKE
+        again = new and alike and not computed and row.get("lr", 1.0) > 0
         again = again and abs(norm - before) <= _ALIKE * norm
         self.recent.append((step, again))
         found = [at for at, is_so in self.recent if is_so]

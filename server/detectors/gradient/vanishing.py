@@ -28,6 +28,8 @@ _DEEP = 5
 _HAD, _IN_A_ROW = 10.0, 4
 # And the ratio itself: below it the first layers hardly had any share.
 _FAINT = 0.1
+# Samples at either end, and times by which the later ratios are larger, where they rise.
+_ENDS, _RISES = 8, 3.0
 # Samples among which it is looked for since when they do not.
 _MEMORY = 256
 # First updates, of which the median shows whether they wrote over what the layers began with.
@@ -142,14 +144,15 @@ class GradientVanishing(Detector[VanishingState]):
         of gradients over weights: the median of the last 32 samples, of which there are 16 or more,
         is below 1e-2 for both, and a fifth of all are below 1e-2 of the last; and after 200 losses
         the mean of the last 100 is less than 5 % below that of the first 50 (below 1e-4: after 80,
-        the last 40 and the first 20), the accuracy, where there is one, 0.6 or less. Where the
-        training makes progress such a ratio is no fault: embeddings have one. A loss that is below
-        0 is no measure of that. And the norm of the whole gradient: exactly 0 on all ranks at the
-        first 8 observations and at all since, with a learning rate above 0. Zeros after a gradient
-        that is not zero are those of a training that has nothing left to learn, or `layer.dead`; a
-        resumed run whose loss is 0 has nothing left to learn either. But fewer than 8 of them in a
-        row, with gradients before and after, and a loss above 0.05 of the median of the 20 before,
-        are batches that were not used; over after 64 steps without.
+        the last 40 and the first 20, where the ratio does not rise), the accuracy, where there is
+        one, 0.6 or less. Where the training makes progress such a ratio is no fault: embeddings
+        have one. A loss that is below 0 is no measure of that. And the norm of the whole gradient:
+        exactly 0 on all ranks at the first 8 observations and at all since, with a learning rate
+        above 0. Zeros after a gradient that is not zero are those of a training that has nothing
+        left to learn, or `layer.dead`; a resumed run whose loss is 0 has nothing left to learn
+        either. But fewer than 8 of them in a row, with gradients before and after, and a loss above
+        0.05 of the median of the 20 before, are batches that were not used; over after 64 steps
+        without.
 
     Severity:
         Warning; critical below 1e-4, and where all gradients are zero. Info for up to two single
@@ -270,6 +273,7 @@ class GradientVanishing(Detector[VanishingState]):
         if not (faint and deep and gained < policy.min_gain) or learned or state.signed:
             state.watch.good(sample.step)
             return
+        known = state.watch.open(sample.step)
         facts = Fading(
             ratio=typical,
             relative=by_weight,
@@ -280,7 +284,7 @@ class GradientVanishing(Detector[VanishingState]):
             gained=gained,
             before=state.before,
             update=median(state.updates),
-            since=_since(state),
+            since=_since(state) if known is None else known.facts.since,
         )
         # Nothing was learned before it, either: it began with what led to it.
         state.watch.bad(sample.step, facts, first_step=state.begun).facts = facts
@@ -297,7 +301,10 @@ def _judged(state: VanishingState, policy: VanishingPolicy) -> bool:
     if len(state.ratios) < policy.looks:
         return False
     tiny = all(median(list(one)) < policy.tiny for one in zip(*state.ratios, strict=True))
-    return state.progress.count >= (policy.soon if tiny else policy.evidence)
+    # What begins at zero on purpose (adapters, residual branches) lets more through at each step.
+    ratios = [ratio for _, ratio in state.passed]
+    rises = median(ratios[-_ENDS:]) > _RISES * median(ratios[:_ENDS])
+    return state.progress.count >= (policy.soon if tiny and not rises else policy.evidence)
 
 
 def _gained(state: VanishingState, policy: VanishingPolicy) -> float:

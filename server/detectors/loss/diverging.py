@@ -41,6 +41,8 @@ _BLOCKS = 24
 _SELDOM = 4 * BLOCK
 # Shares of the deviance explained that are remembered, and averaged on either side of a rise.
 _SHARES, _AROUND = 12 * BLOCK, 2 * BLOCK
+# Times `begun` by which the block before a rise of the rate may be worse than the best.
+_HARDLY = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +314,8 @@ class LossDiverging(Detector[DivergingState]):
             begin -= 1
         # The rate may have been raised in the midst of the block with which it began, or of the
         # next one, where that one is hardly worse than the best: no step before that is part of it.
-        for onset in blocks[begin : begin + 2]:
+        near = blocks[begin].lost < _HARDLY * policy.begun
+        for onset in blocks[begin : begin + 1 + near]:
             rise = state.companions.raised_rate(
                 onset.last_step - 1,
                 before=progress.spacing.steps(policy.rise_before),

@@ -308,6 +308,7 @@ class LossPlateau(Detector[PlateauState]):
             path=state.path.length if state.updates else math.nan,
             steps=state.passed,
             turns=state.turns,
+            resumed=state.start_step > 0,
         )
         # What is rash was wrong from the start, whatever the first steps seemed to learn.
         if not facts.rash:

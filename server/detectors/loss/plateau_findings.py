@@ -39,6 +39,7 @@ class Flat:
         path: all steps so far together, relative to the parameters; NaN where it is not known.
         steps: how many losses there were.
         turns: optimizers step in turns.
+        resumed: the run began at a later step, with a model that may have learned all there is.
         overcome: the model has begun to learn since, of data that it had not seen often.
     """
 
@@ -65,6 +66,7 @@ class Flat:
     path: float = math.nan
     steps: int = 0
     turns: bool = False
+    resumed: bool = False
     overcome: bool = False
 
     @property
@@ -87,7 +89,7 @@ class Flat:
 
     def stands(self, policy: PlateauPolicy) -> bool:
         """Whether the loss of one optimizer is where it began after many steps of a usual size."""
-        unknown = math.isnan(self.explained) and not self.turns and not self.guessed
+        unknown = math.isnan(self.explained) and not (self.turns or self.guessed or self.resumed)
         still = self.steps >= policy.stands and abs(self.gain) <= policy.stands_gain
         return unknown and still and self.path >= policy.stands_path
 

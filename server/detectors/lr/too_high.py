@@ -353,6 +353,8 @@ def _finding(sign: Finding, high: High, fastest: Fastest, policy: HighPolicy) ->
         high = replace(high, rate=fastest.rate)
     elif high.rise is None and fastest.group is not None:
         high = replace(high, rate=fastest.group[1])
+    elif high.rise is not None:
+        high = replace(high, rate=float(high.rise["lr_after"]))
     evidence: dict[str, Any] = {"sign": sign.kind, "lr": high.rate}
     first = sign.first_step if high.since is None else min(high.since, sign.first_step)
     if math.isfinite(high.update):

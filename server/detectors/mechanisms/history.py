@@ -15,6 +15,9 @@ from rankscope.server.detectors.mechanisms.statistics import mean_over_ranks
 from rankscope.server.detectors.mechanisms.wording import number
 from rankscope.server.window import Float64, Int64, Window
 
+# Steps for which a rise of the rate that is over may still show: a block of ten losses, and two.
+_JUST = 12
+
 
 class RankHistory:
     """The last values of every rank, aligned, also while ranks still join.
@@ -106,9 +109,11 @@ class Companions:
         if len(inside) < 2:
             return None
         # Of all rises the largest: a rate that falls again may end below where it rose from.
-        lowest, most = inside[0][1], (0.0, 0.0, 0.0)
-        for _, rate in inside[1:]:
-            if lowest > 0:
+        lowest, most, now = inside[0][1], (0.0, 0.0, 0.0), inside[-1][1]
+        for step, rate in inside[1:]:
+            # A rise that is over, and not only just, has been survived.
+            lasts = step >= onset - _JUST or now >= factor * lowest
+            if lowest > 0 and lasts:
                 most = max(most, (rate / lowest, lowest, rate))
             lowest = min(lowest, rate)
         times, before_it, after_it = most

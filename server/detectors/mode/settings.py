@@ -80,10 +80,13 @@ class ModeSettings(Detector[SettingsState]):
 
     def advance(self, window: Window, state: SettingsState) -> Outcome:
         """Takes what ranks report of their modules."""
+        slow: dict[int, dict[int, dict[str, float]]] = {}
         for event in sorted(window.events, key=lambda e: (e.step, e.rank)):
             if event.kind == _EVENT:
                 _take(event, state)
-        state.slow.take(window)
+                momenta = {str(name): m for name, m in _pairs(event.data.get("slow"))}
+                slow.setdefault(event.step, {})[event.rank] = momenta
+        state.slow.take(window, slow)
         findings = state.slow.findings(window)
         if state.first_step >= 0:
             findings.append(_finding(state, window.last_step))
@@ -94,7 +97,6 @@ def _take(event: Occurrence, state: SettingsState) -> None:
     state.reported = True
     dropping, still = event.data.get("dropping"), event.data.get("still")
     state.dropping |= {str(name): rate for name, rate in _pairs(dropping)}
-    state.slow.momenta |= {str(name): m for name, m in _pairs(event.data.get("slow"))}
     if isinstance(still, list | tuple):
         state.still = tuple(dict.fromkeys((*state.still, *map(str, still))))
     if state.first_step < 0 and (state.dropping or state.still):

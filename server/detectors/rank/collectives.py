@@ -68,7 +68,8 @@ class Reduced(NamedTuple):
         own: that the ranks take for themselves.
         length: of the step.
         queued: longest that one of the ranks waits for a processor.
-        busy: largest share of that in what a rank waits for a processor and has one.
+        busy: median share of waiting in what a rank waits for a processor and has one; 0 of those
+            that hardly wait.
     """
 
     step: int

@@ -48,6 +48,8 @@ _WHY_LATE = (
     "it, a throttled device, fewer cores."
 )
 _NAMES = ("step_seconds", "compute_seconds", "wait_seconds", "data_seconds", *QUEUEING)
+# Share of a step that a rank waits for a processor, from which on its machine is crowded.
+_CROWDED = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +177,9 @@ class RankStraggler(Detector[StragglerState]):
         waited, ran = (np.nan_to_num(block.series[name]) for name in QUEUEING)
         queued = waited.max(axis=1, initial=0.0)
         # On a device it is not known for what a thread had a processor.
-        share = np.divide(waited, waited + ran, out=np.zeros_like(ran), where=ran > 0)
-        busy = share.max(axis=1, initial=0.0)
+        crowded = (ran > 0) & (waited > _CROWDED * block.lengths[:, None])
+        shares = np.divide(waited, waited + ran, out=np.zeros_like(ran), where=crowded)
+        busy = np.median(shares, axis=1)
         judged = there.any(axis=1) & (block.lengths > 0)
         reported = (
             *(block.steps, block.lengths, block.lengths_alone),

@@ -63,6 +63,7 @@ class WithoutGradients(Condition[Gone]):
 
     ranks: ByRank = field(default_factory=lambda: ByRank({"with": 0, "without": 0, "begin": 0}))
     some_steps: SomeSteps = field(default_factory=SomeSteps)
+    made: GradientsMade = field(default_factory=GradientsMade)
     watch: Watch[Gone] = field(default_factory=lambda: Watch(clear_after=_IN_A_ROW))
 
     def take(self, window: Window, frozen: Collection[int] = (), since: int = 0) -> None:
@@ -76,8 +77,7 @@ class WithoutGradients(Condition[Gone]):
         self.some_steps.turns_at = min([self.some_steps.turns_at, *turns])
         if updates is None:
             return
-        made = GradientsMade()
-        made.take(window)
+        self.made.take(window)
         known = self.ranks
         rows = known.rows(window.ranks)
         unasked = np.isin(known.ranks, list(frozen))
@@ -102,7 +102,7 @@ class WithoutGradients(Condition[Gone]):
             if gone.any() and self.some_steps.watch.open(step) is None:
                 who = tuple(known.ranks[gone].tolist())
                 samples = int(known["without"][gone].max())
-                facts = Gone(samples, who, int(there.sum()), made.norm)
+                facts = Gone(samples, who, int(there.sum()), self.made.norm)
                 begin = int(known["begin"][gone].min())
                 self.watch.bad(step, facts, first_step=begin).facts = facts
             else:

@@ -130,8 +130,8 @@ class UpdateMissing(Detector[MissingState]):
         warning for some of the tensors (frozen on the way, too), info where the optimizer leaves
         out a part of the model from the start, or where it is frozen before the first step (which
         may be meant). Warning where it leaves out half of the trained tensors at most, or holds as
-        many others in their place, or 100 losses have gained less than a tenth, and these were seen
-        to get gradients and to stay as they were at 8 samples: no optimizer holds them.
+        many others in their place, or the first 200 losses have gained less than 5 %, and these
+        were seen to get gradients and to stay as they were at 8 samples: no optimizer holds them.
 
     Evidence:
         `tensors` (that did not move) `of` this many, `whole`, `missing` (names that the optimizer
@@ -331,7 +331,9 @@ class UpdateMissing(Detector[MissingState]):
 
     def _gained(self, progress: Progress) -> float:
         """Share of the loss, where it is too small to have been worth it; else NaN."""
-        if progress.count < self.policy.judged or not progress.start > 0:
+        # Who goes on from somewhere has gained before.
+        begun = progress.spacing.first > 0 or not progress.start > 0
+        if progress.count < self.policy.judged or begun:
             return math.nan
         gained = progress.scale / progress.start
         return gained if gained < self.policy.learns else math.nan

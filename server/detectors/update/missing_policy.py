@@ -46,5 +46,5 @@ class MissingPolicy(Policy):
     without: Seconds = 30.0
     in_vain: Share = 0.5
     forgotten: Share = 0.5
-    learns: Share = 0.1
-    judged: Observations = 100
+    learns: Share = 0.05
+    judged: Observations = 200

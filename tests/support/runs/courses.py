@@ -130,12 +130,20 @@ def answers(
 
 
 def standing(
-    seed: int, *, update: float = 4e-3, gained: float = 0.0, games: bool = False, steps: int = 300
+    seed: int,
+    *,
+    update: float = 4e-3,
+    gained: float = 0.0,
+    games: bool = False,
+    begin: int = 0,
+    steps: int = 300,
 ) -> Trace:
     """A loss of which nothing else is known, and that gains this much of itself over all steps."""
     random = np.random.default_rng(seed)
-    each = np.arange(steps)
-    loss = (1 - gained * each / steps) * np.exp(0.01 * random.standard_normal((2, steps)))
+    each = np.arange(begin, begin + steps)
+    loss = (1 - gained * np.arange(steps) / steps) * np.exp(
+        0.01 * random.standard_normal((2, steps))
+    )
     series = {
         "loss": loss,
         "update_ratio": np.full((2, steps), update),

@@ -24,6 +24,7 @@ def timings(
     slower_rank: int = -1,
     queued: bool = False,
     ran: float = 0.0,
+    everyone: bool = False,
     lost: float = -1.0,
     busy: bool = False,
     hosts: int = 1,
@@ -44,6 +45,7 @@ def timings(
         hiccups: probability that a rank loses its core for 30 ms in a step.
         slower_rank: a second rank with the same fault.
         queued: what the suspect rank takes longer, it waits for a processor; `lost`: so much of it.
+        everyone: so do the others.
         ran: for so long it has one at each of these steps; 0: it is not known.
         busy: the others wait for theirs meanwhile, and not for it.
         hosts: machines that the ranks are on, in their order.
@@ -85,7 +87,7 @@ def timings(
     sampled[:, :8] = sampled[:, ::every] = True
     waited = np.zeros(shape)
     if queued:
-        whose = slice(None) if fault.startswith("all-") else suspects
+        whose = slice(None) if everyone or fault.startswith("all-") else suspects
         waited[whose, span] = slower if lost < 0 else lost
     if busy:
         others = [r for r in range(ranks) if r not in suspects]

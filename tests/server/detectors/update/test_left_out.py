@@ -8,7 +8,7 @@ from tests.support.judging import judge
 from tests.support.runs.traces import Trace
 
 
-def alerts(gained, *, left_out=6, steps=160):
+def alerts(gained, *, left_out=6, steps=260):
     config = {
         "parameter_tensors": 8,
         "optimizer_tensors": {
@@ -30,7 +30,7 @@ def alerts(gained, *, left_out=6, steps=160):
         # A head on a body that is as it was: fine-tuning, where it learns.
         (0.6, {}, "info", "It may be meant"),
         (0.03, {}, "warning", "learns next to nothing"),
-        (0.03, {"steps": 90}, "info", "It may be meant"),
+        (0.03, {"steps": 180}, "info", "It may be meant"),
         (0.6, {"left_out": 2}, "warning", "bit for bit"),
     ],
 )
