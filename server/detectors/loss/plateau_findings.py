@@ -89,7 +89,7 @@ class Flat:
 
     def stands(self, policy: PlateauPolicy) -> bool:
         """Whether the loss of one optimizer is where it began after many steps of a usual size."""
-        unknown = math.isnan(self.explained) and not (self.turns or self.guessed or self.resumed)
+        unknown = math.isnan(self.explained) and not (self.turns or self.resumed)
         still = self.steps >= policy.stands and abs(self.gain) <= policy.stands_gain
         return unknown and still and self.path >= policy.stands_path
 
