@@ -82,7 +82,8 @@ def test_the_action_fails_where_the_gate_does(server, tmp_path):
 
 
 def test_an_input_is_no_command(server, tmp_path):
-    hostile = step({"server": server, "run": "$(touch run) `touch run`; touch run"}, tmp_path)
+    asked = {"run": "$(touch run) `touch run`; touch run", "wait": "2"}
+    hostile = step({"server": server, **asked}, tmp_path)
     assert hostile.returncode == 4  # no such run
     against = step({"server": server, "run": "good", "against": "bad; touch run"}, tmp_path)
     assert against.returncode == 4

@@ -102,7 +102,7 @@ def test_the_heap_of_a_page_is_bounded_by_what_its_charts_show(browser, server):
     run = SyntheticRun(run="long", ranks=4, steps=8000, state="running", told=True)
     # Buckets are twice as wide from here on, and from the double: charts have half of their points
     # at the beginning and again at the end, and the more there are, the larger is the heap.
-    begin, rounds, part = 2400, 29, 100
+    begin, rounds, part = 2400, 15, 200
     post(server, run, 0, begin, size=400)
     with watched_page(browser, server, height=1400) as watched:
         page = watched.page
