@@ -133,6 +133,7 @@ class Scores:
                     scored = Scored(Watch(calm), Watch(calm), Watch(calm))
                     self._known.setdefault(name, scored)
                 posted += zip(steps.tolist(), [name] * len(steps), means.tolist(), strict=True)
+        # In the order of the steps as well, before the scores of the same one.
         posted += [(step, "", loss) for step, loss in losses.items()]
         for step, name, value in sorted(posted, key=lambda one: one[:2]):
             if not name:
@@ -191,23 +192,12 @@ class Scores:
 
     def findings(self, last_step: int) -> list[Finding]:
         """Of all series, in the order of their names."""
-        return (
-            [
-                _finding(episode)
-                for name in sorted(self._known)
-                for episode in self._known[name].watch.take(last_step)
-            ]
-            + [
-                lost.finding(episode)
-                for name in sorted(self._known)
-                for episode in self._known[name].lost.take(last_step)
-            ]
-            + [
-                constant.finding(episode)
-                for name in sorted(self._known)
-                for episode in self._known[name].constant.take(last_step)
-            ]
-        )
+        ordered = [self._known[name] for name in sorted(self._known)]
+        return [
+            *(_finding(episode) for one in ordered for episode in one.watch.take(last_step)),
+            *(lost.finding(episode) for one in ordered for episode in one.lost.take(last_step)),
+            *(constant.finding(e) for one in ordered for e in one.constant.take(last_step)),
+        ]
 
 
 @cache

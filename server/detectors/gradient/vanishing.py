@@ -298,13 +298,16 @@ def _since(state: VanishingState) -> int:
 
 
 def _judged(state: VanishingState, policy: VanishingPolicy) -> bool:
-    if len(state.ratios) < policy.looks:
+    losses = state.progress.count
+    if len(state.ratios) < policy.looks or losses < policy.soon:
         return False
+    if losses >= policy.evidence:
+        return True
     tiny = all(median(list(one)) < policy.tiny for one in zip(*state.ratios, strict=True))
     # What begins at zero on purpose (adapters, residual branches) lets more through at each step.
     ratios = [ratio for _, ratio in state.passed]
     rises = median(ratios[-_ENDS:]) > _RISES * median(ratios[:_ENDS])
-    return state.progress.count >= (policy.soon if tiny and not rises else policy.evidence)
+    return tiny and not rises
 
 
 def _gained(state: VanishingState, policy: VanishingPolicy) -> float:
