@@ -30,6 +30,9 @@ _ALIKE = 10.0
 # Of two gradients with a cosine beyond 1 - 5e-7 nothing tells which of them is in a third: float64
 # of sketches in float32 leaves no digit.
 _DEPENDENT = 1e-6
+# Times the smallest of the ranks' distances from the mean, which is what rounding left: those of
+# two ranks, of which each may have rounded anew, differ by chance, and sums of few numbers more.
+_ROUNDED = 3.0
 
 
 def applied(
@@ -77,18 +80,23 @@ def applied(
         alike[:, telling],
     )
     tolerance, sizes = tolerance[telling], sizes[:, telling]
-    most: tuple[int, Float64, Float64] | None = None
+    most: tuple[int, Float64, Float64, Float64] | None = None
     for base in weighing.expected(len(local), counts or {}).values():
         mean = np.broadcast_to(weighing.combined(base, local), local.shape)
         factors, rest = _multiples(mean, came, sizes.mean(axis=0), tolerance)
         factors = np.where(alike, np.nan, factors)
         found = int(np.isfinite(factors).sum())
         if most is None or found > most[0]:
-            most = found, factors, rest
+            most = found, factors, rest, mean
     assert most is not None
-    _, factors, rest = most
+    _, factors, rest, mean = most
+    own = np.isfinite(_multiples(local, came, sizes, tolerance)[0])
+    if not (np.isfinite(factors) | own | alike).all():
+        rounded = _as_rounded(mean, local, came, sizes, tolerance)
+        if rounded is not None and (np.isfinite(rounded[0]) | rounded[1] | alike).all():
+            factors, own, tolerance = np.where(alike, np.nan, rounded[0]), *rounded[1:]
     averaged = np.isfinite(factors)
-    own = np.isfinite(_multiples(local, came, sizes, tolerance)[0]) & ~averaged & ~alike
+    own = own & ~averaged & ~alike
     stale = np.zeros_like(averaged)
     if before is not None and before.shape == (len(table.names), came.shape[2]):
         past = np.broadcast_to(before[shows], local.shape)
@@ -108,6 +116,37 @@ def applied(
         received=tuple(_has_received(local, of_rank, i) for i, of_rank in enumerate(came)),
         stale=tuple(stale.sum(axis=1).tolist()),
     )
+
+
+def _as_rounded(
+    mean: Float64, local: Float64, came: Float64, sizes: Float64, tolerance: Float64
+) -> tuple[Float64, Float64, Float64] | None:
+    """The same for a reduction that sent numbers of fewer bits than its tensors have.
+
+    How many these are, nobody says whose hook or loop is its own: the rank that came nearest to the
+    mean of a tensor shows what rounding made of it. Ranks that are all off by that much, and apply
+    one multiple, were given something beside it instead.
+
+    Returns:
+        Factors and tolerance as above, and whether it is a multiple of its own, bool [R, T].
+    """
+    nearest = _distances(mean, came, sizes.mean(axis=0)).min(axis=0)
+    rounding = np.where(nearest * _ROUNDED <= HALF_TOLERANCE, nearest * _ROUNDED, 0.0)
+    wide = np.maximum(tolerance, rounding)
+    factors, _ = _multiples(mean, came, sizes.mean(axis=0), wide)
+    own = np.isfinite(_multiples(local, came, sizes, tolerance)[0]) & ~np.isfinite(factors)
+    ratios = factors / np.abs(factors).max(axis=0)
+    apart = np.abs(ratios - ratios.max(axis=0)) > wide
+    return (factors, own, wide) if own.any() or apart.any() else None
+
+
+def _distances(base: Float64, came: Float64, sizes: Float64) -> Float64:
+    """Of what came out from its nearest multiple of a base, by what `_multiples` allows, [R, T]."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factors = (base * came).sum(axis=2) / (base**2).sum(axis=2)
+        off = np.sqrt(((came - factors[:, :, None] * base) ** 2).sum(axis=2))
+        made: Float64 = np.nan_to_num(off / (np.abs(factors) * sizes), nan=np.inf, posinf=np.inf)
+    return made
 
 
 def _has_received(local: Float64, came: Float64, row: int) -> bool:

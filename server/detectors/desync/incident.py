@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 
@@ -40,6 +40,8 @@ class Growth(StrEnum):
 
 # Steps that changed the parameters, after all of which these agreed, before that is no chance.
 _ALWAYS = 8
+# How near to 1 the factor of a mean is, with a divisor for each of 1,000 micro-batches or ranks.
+_THE_MEAN = 5e-4
 
 
 @dataclass(slots=True, kw_only=True)
@@ -234,6 +236,8 @@ class Divergence(Incident):
         They may be the few: what one rank passes on to others, these agree in.
         """
         right = {r for r, n in zip(there, applied.averaged, strict=True) if n == applied.tensors}
+        if right == set(there) and not self.decided:
+            right = _right_multiples(dict(zip(there, applied.factors, strict=True)))
         if right not in [set(group) for group in self.groups]:
             return
         if self.decided and (self.stage != "reduced_gradient" or right == set(self.groups[0])):
@@ -243,6 +247,13 @@ class Divergence(Incident):
         self.groups = (
             tuple(sorted(right)),
             *(group for group in self.groups if set(group) != right),
+        )
+        # What was taken for those that differ is what the others differ from.
+        self.tensors = tuple(
+            replace(t, ranks=self.ranks, factor=1.0 / t.factor if t.factor else math.nan)
+            if set(t.ranks) == right
+            else t
+            for t in self.tensors
         )
 
     def _name_tensors(self, comparisons: Sequence[Comparison]) -> None:
@@ -412,6 +423,21 @@ def _largest(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float
     known = values[~np.isnan(values)]
     # Where one rank's distance is not known, the largest of the others is no answer.
     return float(known.max()) if len(known) == len(values) and len(known) else math.nan
+
+
+def _right_multiples(factors: Mapping[int, float]) -> set[int]:
+    """Ranks that did nothing else to the mean, where all applied multiples of it.
+
+    Clipping and loss scales are the same for all tensors of a rank, a divisor that is wrong in one
+    bucket is not; of whole gradients one that is the very mean is likelier than another multiple.
+
+    Args:
+        factors: rank -> times what the mean is it applied; NaN where tensors have several.
+    """
+    even = {rank for rank, factor in factors.items() if math.isfinite(factor)}
+    if len(even) < len(factors):
+        return even
+    return {rank for rank, factor in factors.items() if abs(factor - 1.0) <= _THE_MEAN}
 
 
 def _by_relevance(tensor: TensorDifference) -> float:

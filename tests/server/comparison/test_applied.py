@@ -77,6 +77,34 @@ def test_gradients_of_halves_are_multiples_as_far_as_they_are_known():
     assert made.factors == pytest.approx([1.0, 1.0, 0.5], rel=1e-2)
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_numbers_that_travelled_in_fewer_bits_are_the_mean_as_far_as_one_rank_shows_it(ranks):
+    """As a hook of one's own sends them, of which nothing is known here."""
+    local = gradients(ranks)
+    sent = local.astype(np.float16).astype(np.float32)
+    came = (reduced(sent) * ranks).astype(np.float16).astype(np.float32) / ranks
+    came[0, :2] = local[0, :2]
+    made = found(local, came)
+    assert made.averaged == (TENSORS - 2, *(TENSORS,) * (ranks - 1))
+    assert made.own == (2, *(0,) * (ranks - 1))
+    came[0, :2] = came[1, :2] * 2 / 3
+    made = found(local, came)
+    assert made.averaged == (TENSORS,) * ranks
+    assert np.isnan(made.factors[0])
+    assert made.factors[1:] == pytest.approx([1.0] * (ranks - 1), rel=1e-3)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1e-2])
+def test_noise_on_all_ranks_is_no_rounding_of_the_mean(size):
+    local = gradients(RANKS)
+    came = reduced(local)
+    random = np.random.default_rng(1)
+    came += size * np.abs(came).mean() * random.standard_normal(came.shape)
+    made = found(local, came)
+    assert made.averaged == made.own == (0,) * RANKS
+    assert min(made.rest) > 0.3 * size
+
+
 def test_nothing_is_said_of_single_numbers_and_of_zeros():
     local = gradients(RANKS)
     scalars = table(TENSORS)

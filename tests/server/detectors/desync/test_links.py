@@ -1,6 +1,7 @@
 """What is said of a broken link leads to what broke it."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from rankscope.server.detectors.desync.exchange import Exchange
 from rankscope.server.detectors.desync.explain import finding_of
 from rankscope.server.detectors.desync.incident import Divergence
+from rankscope.server.detectors.mechanisms.wording import number
 from rankscope.server.window import Applied, Comparison, Reduction, TensorDifference
 
 
@@ -134,6 +136,32 @@ def test_of_two_ranks_the_one_that_applied_the_mean_is_right():
     found = finding_of(made, 1e-6, 1e-2)
     assert found.ranks == (1,)
     assert "nothing shows which one is wrong" not in found.cause
+
+
+@pytest.mark.parametrize(
+    ("factors", "times"),
+    [
+        # Clipped, and a bucket of rank 0 divided by three ranks beside.
+        ((math.nan, 0.8), 2 / 3),
+        # The sum, and its mean.
+        ((2.0, 1.0), 2.0),
+        ((0.8, 0.8), None),
+    ],
+)
+def test_of_two_ranks_the_one_that_did_nothing_else_to_the_mean_is_right(factors, times):
+    made = two_ranks(8)
+    seen_from_rank_0 = 1.0 / times if times else math.nan
+    made.tensors = (replace(tensor("w0", ranks=(1,)), factor=seen_from_rank_0),)
+    known = Applied(tensors=8, averaged=(8, 8), own=(0, 0), factors=factors)
+    made.take_reductions(
+        [Reduction(step=3, ranks=np.arange(2), tensor_count=8, agreed=False, applied=known)]
+    )
+    found = finding_of(made, 1e-6, 1e-2)
+    assert found.ranks == ((0,) if times else (0, 1))
+    assert ("nothing shows which one is wrong" in found.cause) == (times is None)
+    if times:
+        assert found.evidence["tensor_details"][0]["ranks"] == [0]
+        assert f"was {number(times)} times that of the other ranks" in found.cause
 
 
 @pytest.mark.parametrize(
