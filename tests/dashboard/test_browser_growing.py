@@ -22,7 +22,7 @@ MANY = SyntheticRun(run="many", ranks=20, steps=560, state="running")
 LONG = SyntheticRun(run="long", ranks=4, steps=2400, state="running")
 # First step after those that are there when the page opens, and how many come at a time.
 BEGIN, PART = 400, 20
-ROUNDS = 4
+ROUNDS = 3
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,6 @@ def wait_for_step(page, step: int) -> None:
 @pytest.mark.parametrize(
     ("run", "begin", "part", "search"),
     [
-        (FEW, BEGIN, PART, ""),
         (FEW, BEGIN, PART, "?smoothing=0.5&log=all"),
         (MANY, BEGIN, PART, ""),
         (LONG, 2100, 40, ""),

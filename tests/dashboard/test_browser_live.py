@@ -19,7 +19,7 @@ RANKS, PACE, PART = 16, 4.0, 8
 # Steps that are there when the page opens: more than a chart has points, and few enough for what is
 # new to be seen at once, so that charts are drawn anew as often as ever.
 BEGIN = 640
-WINDOW_S = 40.0
+WINDOW_S = 24.0
 # What ten minutes may take, and by what the heap may be larger after them.
 MOST_BYTES = 10e6
 MOST_GROWTH = 1.2

@@ -128,7 +128,7 @@ def test_a_loss_far_from_those_before_it_has_the_next_steps_sampled(tmp_path):
 
 
 def test_a_rank_that_keeps_a_term_of_each_step_with_its_graph_is_named(tmp_path):
-    job = judged_job(SCRIPT, "memory-leak", "320", ranks=2, folder=tmp_path, environment=EVERY_STEP)
+    job = judged_job(SCRIPT, "memory-leak", "200", ranks=2, folder=tmp_path, environment=EVERY_STEP)
     alert = job.alerts["memory.growing"]
     assert alert.ranks == [1]
     # Its graph holds two tensors of the size of the scores: 4 MB on average.
@@ -139,7 +139,7 @@ def test_a_rank_that_keeps_a_term_of_each_step_with_its_graph_is_named(tmp_path)
 
 
 def test_memory_that_batches_and_evaluations_come_and_go_with_is_healthy(tmp_path):
-    job = judged_job(SCRIPT, "memory", "320", ranks=2, folder=tmp_path, environment=EVERY_STEP)
+    job = judged_job(SCRIPT, "memory", "200", ranks=2, folder=tmp_path, environment=EVERY_STEP)
     assert "memory.growing" not in job.alerts
     assert job.checks["memory.growing"].status == "ok"
     resident = job.collector.points("process_resident_memory_bytes")

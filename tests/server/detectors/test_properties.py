@@ -114,16 +114,16 @@ def test_cutting_the_steps_into_blocks_changes_nothing(name, cuts):
     assert exact(judged(name, scenario(name), cuts)) == exact(whole(name))
 
 
-def where_it_matters(alerts, reach=40):
-    """Each step of the beginning and around what was found; every seventh of the others.
+def where_it_matters(alerts, reach=28):
+    """Each step of the beginning and around what was found; every eleventh of the others.
 
-    A thousand blocks take seconds, and a block of seven steps, which no period of sampling or of
+    A thousand blocks take seconds, and a block of eleven steps, which no period of sampling or of
     averaging divides, has its borders anywhere. Within reach of a border are the detectors' warm-up
     and the steps that they want in a row.
     """
     found = {step for alert in alerts for step in (alert.first_step, alert.seen_step)}
     dense = {step for at in found | {0} for step in range(at - reach, at + reach)}
-    return sorted(step for step in dense | set(range(0, 2000, 7)) if step >= 0)
+    return sorted(step for step in dense | set(range(0, 2000, 11)) if step >= 0)
 
 
 @pytest.mark.parametrize(

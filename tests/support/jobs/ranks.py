@@ -181,6 +181,8 @@ def _run(script: str, arguments: Sequence[str], environment: dict[str, str], log
         os.dup2(printed.fileno(), 1)
         os.dup2(printed.fileno(), 2)
     sys.argv = [script, *arguments]
+    # Workers of a loader begin as they do anywhere, and not each with an interpreter of its own.
+    multiprocessing.set_start_method(None, force=True)  # type: ignore[arg-type]
     code: int | str | None = 0
     try:
         runpy.run_path(script, run_name="__main__")

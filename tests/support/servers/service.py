@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import httpx
 
-from rankscope.server.demo.processes import RANKSCOPE, Process, free_port
+from rankscope.server.demo.processes import Process, free_port
+from tests.support.servers.warm import WarmProcess
 
 Found = TypeVar("Found")
 
@@ -47,11 +48,8 @@ class Service:
 
     def start(self) -> None:
         """Starts it and waits until it takes requests."""
-        self._process = process = Process(
-            [
-                *(*RANKSCOPE, "serve", "--port", str(self._port), "--db", self._database),
-                *self._arguments,
-            ],
+        self._process = process = WarmProcess(
+            ["serve", "--port", str(self._port), "--db", self._database, *self._arguments],
             log=self._folder / "server.log",
             environment=self._environment,
         )
