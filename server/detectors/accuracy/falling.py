@@ -9,9 +9,11 @@ from functools import cache
 
 import numpy as np
 
-from rankscope.server.detectors.accuracy import constant, lost
-from rankscope.server.detectors.accuracy.constant import Constant, ConstantPolicy, Run
+from rankscope.server.detectors.accuracy import constant, lost, sinking, unmoved
+from rankscope.server.detectors.accuracy.constant import Constant, Run
 from rankscope.server.detectors.accuracy.lost import Lost
+from rankscope.server.detectors.accuracy.sinking import Sunk
+from rankscope.server.detectors.accuracy.unmoved import Unmoved, UnmovedPolicy
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
 from rankscope.server.detectors.mechanisms.statistics import Progress, lag_one, mean_over_ranks
@@ -43,7 +45,7 @@ _MOST_SERIES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class FallingPolicy(ConstantPolicy):
+class FallingPolicy(UnmovedPolicy):
     """Thresholds of `accuracy.stalled` for scores that fall.
 
     Attributes:
@@ -80,12 +82,15 @@ class Scored:
     """One series, and how many observations each of its values is the mean of.
 
     Attributes:
+        in_a_row: judgements that found it to have fallen, one after the other.
         moved: standard errors by which it lies above its beginning; NaN where not judged.
     """
 
     watch: Watch[Fallen]
     lost: Watch[Lost]
     constant: Watch[Constant]
+    sunk: Watch[Sunk]
+    unmoved: Watch[Unmoved]
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     waiting: list[float] = field(default_factory=list)
@@ -130,8 +135,7 @@ class Scores:
                 steps, means = mean_over_ranks(window, name)
                 if len(steps):
                     calm = self._calm
-                    scored = Scored(Watch(calm), Watch(calm), Watch(calm))
-                    self._known.setdefault(name, scored)
+                    self._known.setdefault(name, Scored(*(Watch(calm) for _ in range(5))))
                 posted += zip(steps.tolist(), [name] * len(steps), means.tolist(), strict=True)
         # In the order of the steps as well, before the scores of the same one.
         posted += [(step, "", loss) for step, loss in losses.items()]
@@ -143,10 +147,12 @@ class Scores:
                 one = self._known[name]
                 due = one.push(step, value)
                 self._judge_constant(step, name, one, policy)
+                self._judge_sunk(step, name, one, policy)
                 if due and one.count >= policy.lost_scored:
                     one.judged = one.count
                     one.moved = _moved(np.array(one.values))
                     self._judge_lost(step, name, one, policy)
+                    self._judge_unmoved(step, name, one, policy)
                     if one.count >= policy.scored:
                         self._judge(step, name, one, policy)
 
@@ -171,6 +177,29 @@ class Scores:
             one.constant.good(step)
             return
         one.constant.bad(step, found, first_step=found.since).facts = found
+
+    def _judge_sunk(self, step: int, name: str, one: Scored, policy: FallingPolicy) -> None:
+        found = sinking.sunk(name, one.steps, one.values, policy)
+        others = [other.values for other in self._known.values() if other is not one]
+        if found is None or any(sinking.rises(values, policy) for values in others):
+            one.sunk.good(step)
+            return
+        one.sunk.bad(step, found, first_step=found.since).facts = found
+
+    def _judge_unmoved(self, step: int, name: str, one: Scored, policy: FallingPolicy) -> None:
+        found = unmoved.unmoved(
+            name,
+            parts_of(name),
+            one.steps,
+            np.array(one.values),
+            one.count,
+            policy,
+            known=one.unmoved.open(step) is not None,
+        )
+        if found is None or self._rises(one, policy):
+            one.unmoved.good(step)
+            return
+        one.unmoved.bad(step, found, first_step=found.since).facts = found
 
     def _judge_lost(self, step: int, name: str, one: Scored, policy: FallingPolicy) -> None:
         found = lost.lost(name, one.steps, np.array(one.values), policy)
@@ -197,6 +226,8 @@ class Scores:
             *(_finding(episode) for one in ordered for episode in one.watch.take(last_step)),
             *(lost.finding(episode) for one in ordered for episode in one.lost.take(last_step)),
             *(constant.finding(e) for one in ordered for e in one.constant.take(last_step)),
+            *(sinking.finding(e) for one in ordered for e in one.sunk.take(last_step)),
+            *(unmoved.finding(e) for one in ordered for e in one.unmoved.take(last_step)),
         ]
 
 

@@ -170,7 +170,10 @@ class AccuracyStalled(Detector[StalledState]):
 
         A score of answers (accuracy, F1, IoU, recall ...) that the user logs is also reported where
         it has been one and the same number, of 0.5 or less, at all observations, or has come to be
-        0, at 6 of them or more, over 120 steps or more.
+        0, at 8 of them or more, over 160 steps or more. Of evaluations that lie 10 steps or more
+        apart, 8 to 120 of them, one that falls from the first one on (Mann-Kendall Z of -3 or less)
+        by a quarter. And a reward or return that after 200 observations has risen by no more than
+        0.75 of the scatter of single ones (a line through all, and two standard errors).
 
     Severity:
         Warning.
@@ -179,8 +182,9 @@ class AccuracyStalled(Detector[StalledState]):
         `accuracy`, `accuracy_at_start`, `standard_error`, `loss_before`, `loss_after`, and where
         they are posted `update_ratio` and `lr`. Of a score `series`, `before`, `after`,
         `standard_error`; of one that never changes `series`, `value`, `observed`; of one that has
-        lost what it had gained `start`, `best` and `now`. Where the accuracy has a period, that and
-        `lowest` and `highest` of the places within it.
+        lost what it had gained `start`, `best` and `now`; of one that sinks `first`, `last` and
+        `observed`; of one that does not move `mean` and `observed`. Where the accuracy has a
+        period, that and `lowest` and `highest` of the places within it.
 
     Source:
         TheDeepChecker's correlation of loss and accuracy, made directional. Found on every seed of

@@ -12,7 +12,7 @@ from rankscope.server.detectors.mechanisms.episode import Episode, Watch
 from rankscope.server.detectors.mechanisms.series_by_step import median
 from rankscope.server.detectors.mechanisms.statistics import BLOCK, mann_kendall
 from rankscope.server.detectors.mechanisms.wording import number
-from rankscope.server.detectors.policy import Observations, Share, Sigmas
+from rankscope.server.detectors.policy import Observations, Share, Sigmas, Times
 
 SERIES = ("reconstruction_spread",)
 # Times of the spread below which reconstructions are alike, from which on they are unlike: more
@@ -34,6 +34,8 @@ class ReconstructionPolicy(CollapsedPolicy):
             times as much, from their random weights.
         rebuilt_losses: number of most recent losses that have to stand still.
         rebuilt_falling: Mann-Kendall Z, below 0, from which on these losses still fall.
+        rebuilt_growing: times of the smallest spread so far, from which on they are becoming
+            unlike: a code begins to be used long before the loss shows it.
     """
 
     rebuilt: Observations = 160
@@ -41,6 +43,7 @@ class ReconstructionPolicy(CollapsedPolicy):
     rebuilt_alike: Share = 0.02
     rebuilt_losses: Observations = 100
     rebuilt_falling: Sigmas = 2.5
+    rebuilt_growing: Times = 2.0
 
 
 @dataclass(slots=True)
@@ -59,6 +62,7 @@ class ReconstructionState:
     Attributes:
         since: step from which they have been alike; -1: they are not.
         spoke: whether they were unlike each other once.
+        least: smallest median of the most recent spreads so far.
     """
 
     policy: ReconstructionPolicy
@@ -67,6 +71,7 @@ class ReconstructionState:
     inputs: float = math.nan
     since: int = -1
     spoke: bool = False
+    least: float = math.inf
     _recent: deque[float] = field(init=False)
     _losses: deque[float] = field(init=False)
 
@@ -85,22 +90,26 @@ class ReconstructionState:
             return
         self.counted += 1
         self._recent.append(spread)
+        if len(self._recent) == self.policy.rebuilt_recent:
+            self.least = min(self.least, median(self._recent))
         alike = self.policy.rebuilt_alike * self.inputs**2
         if self.since < 0 and (spread < alike or self.counted == 1):
             self.since = step
         # A network that has not begun to say anything of its input has not lost it later. What
         # random weights say of it is gone after some dozen steps.
-        elif self.counted >= 2 * self.policy.rebuilt_recent and median(self._recent) >= (
-            alike if self.spoke else _SPOKE * alike
-        ):
-            self.since, self.spoke = -1, True
+        elif self.counted >= 2 * self.policy.rebuilt_recent:
+            spread = median(self._recent)
+            began = self.spoke or spread > self.policy.rebuilt_growing * self.least
+            if spread >= (alike if began else _SPOKE * alike):
+                self.since, self.spoke = -1, True
         if self.counted >= self.policy.rebuilt:
             self._judge(step, alike)
 
     def _judge(self, step: int, alike: float) -> None:
         policy, losses = self.policy, list(self._losses)
         spread = median(self._recent)
-        if spread >= alike or len(losses) < policy.rebuilt_losses:
+        grows = spread > policy.rebuilt_growing * self.least
+        if spread >= alike or grows or len(losses) < policy.rebuilt_losses:
             self.watch.good(step)
             return
         if self.watch.open(step) is None:

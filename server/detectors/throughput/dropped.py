@@ -153,7 +153,9 @@ class ThroughputDropped(Detector[DroppedState]):
     Severity:
         Warning. Info for steps that are long at equal distances from the start on: loops that
         collect samples between rounds of steps, or save, and optimizers that prepare something
-        every so often are made so.
+        every so often are made so. Info for the steps of a parameter server that does not wait for
+        its workers: how often somebody pushes is a matter of each of them, of which `push.stale`
+        names the slow one.
 
     Evidence:
         `step_seconds_before`, `step_seconds`, `times`, `creeps`; `more_data_seconds`,
@@ -223,7 +225,9 @@ class ThroughputDropped(Detector[DroppedState]):
                 state.past.popleft()
             if state.seen % _STRIDE == 0 and len(state.past) >= policy.before:
                 self._judge(step, state)
-        findings = [_finding(e) for e in state.watch.take(window.last_step)]
+        findings = [
+            _finding(e, by_pushes=state.by_pushes) for e in state.watch.take(window.last_step)
+        ]
         findings += [_recurring(e) for e in state.recurring.watch.take(window.last_step)]
         if not state.whole:
             # What is said of the step says where in it, too.
@@ -363,7 +367,7 @@ def _onset(past: Float64, recent: Float64) -> int:
     return int(rows[at, _STEP])
 
 
-def _finding(episode: Episode[Slowdown]) -> Finding:
+def _finding(episode: Episode[Slowdown], *, by_pushes: bool) -> Finding:
     facts, step = episode.facts, episode.first_step
     more = facts.now - facts.before
     parts = {name: grown for name, grown in facts.parts.items() if math.isfinite(grown)}
@@ -408,7 +412,7 @@ def _finding(episode: Episode[Slowdown]) -> Finding:
         )
     return episode.finding(
         kind="throughput.dropped",
-        severity="warning",
+        severity="info" if by_pushes else "warning",
         title=title,
         cause=sentences(how, "Its batch has not grown accordingly." if facts.sized else "", where),
         remedy=remedy,

@@ -26,6 +26,15 @@ def alerts(*, spread=0.002, since=0, begins=0.0, falls=False, inputs=0.7, cuts=(
     return judge(Trace("rebuilt", seed, each, series), [LayerDead()], cuts).alerts
 
 
+def test_not_where_the_code_begins_to_be_used_before_the_loss_shows_it():
+    growing = np.maximum(0.001, 0.0002 * np.exp(np.arange(STEPS) / 35))
+    assert not alerts(spread=growing)
+    # One that collapses later was not collapsed from the start.
+    late = np.where(np.arange(STEPS) < 180, growing, 1e-4)
+    (alert,) = alerts(spread=late)
+    assert alert.first_step == pytest.approx(180, abs=20)
+
+
 @pytest.mark.parametrize("since", [0, 120])
 def test_every_input_is_given_back_as_the_same_output(since):
     (alert,) = alerts(since=since)

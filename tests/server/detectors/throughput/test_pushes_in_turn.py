@@ -26,16 +26,17 @@ def reported(*, pushes, slower_from=STEPS):
             "push_staleness": np.full((1, STEPS), 2.0),
         }
     found = judge(Trace("turns", 0, np.arange(STEPS), series), [ThroughputDropped()])
-    return [(alert.title, alert.first_step) for alert in found.alerts]
+    return [(alert.title, alert.first_step, alert.severity) for alert in found.alerts]
 
 
 def test_their_rhythm_is_none_of_the_loop():
     assert reported(pushes=True) == []
     # The same lengths of synchronous steps are.
-    [(title, _)] = reported(pushes=False)
+    [(title, _, _)] = reported(pushes=False)
     assert title.startswith("Of every 3 steps 1 takes")
 
 
 def test_pushes_that_take_longer_from_some_version_on_are_found():
-    [(_, first_step)] = reported(pushes=True, slower_from=200)
+    [(_, first_step, severity)] = reported(pushes=True, slower_from=200)
+    assert severity == "info"
     assert first_step == pytest.approx(200, abs=3)

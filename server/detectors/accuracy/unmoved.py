@@ -1,0 +1,119 @@
+"""Rewards and returns that are after hundreds of steps what they were at first. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankscope.server.detectors.accuracy.sinking import SinkingPolicy
+from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.mechanisms.episode import Episode
+from rankscope.server.detectors.mechanisms.statistics import BLOCK
+from rankscope.server.detectors.mechanisms.wording import count, number
+from rankscope.server.detectors.policy import Observations, Sigmas, Steps
+from rankscope.server.detectors.profiles import OWN_GOAL
+from rankscope.server.window import Float64
+
+# Parts of a name, one of which says that it is what an agent was given for what it did.
+_REWARDS = frozenset("reward rewards return returns".split())
+
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class UnmovedPolicy(SinkingPolicy):
+    """Thresholds of `accuracy.stalled` for rewards that do not move.
+
+    Attributes:
+        unmoved: observations before they are judged: policies that learn at all show it earlier on
+            tasks that a test waits for; those that explore for thousands of steps are told that
+            nothing has come of it yet.
+        begun: step by which the first observation has to be there: a run that was resumed, or that
+            logs later, may have learned all there is before.
+        unmoved_rise: what it may have risen by since then, by a line through all of it and two
+            standard errors of that, over the scatter of single observations around it: so little
+            is seen in none of them. Of rewards that rise by their own scatter in 400 steps 1 in 10
+            is within it after 200, of those that rise by twice as much none.
+        unmoved_over: standard errors by which it has risen beyond chance, and is over.
+    """
+
+    unmoved: Observations = 200
+    begun: Steps = 50
+    unmoved_rise: Sigmas = 0.75
+    unmoved_over: Sigmas = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Unmoved:
+    """Attributes: name, mean, how many observations there were, step of the first."""
+
+    name: str
+    mean: float
+    observed: int
+    since: int
+
+
+def unmoved(
+    name: str,
+    parts: frozenset[str],
+    steps: list[int],
+    values: Float64,
+    observed: int,
+    policy: UnmovedPolicy,
+    *,
+    known: bool,
+) -> Unmoved | None:
+    """Whether a reward has no trend since it was first logged.
+
+    Args:
+        parts: of the name, in lower case.
+        steps: of the values, ascending; values: float64 [N], N as many.
+        observed: observations that these are the means of.
+        known: whether it was found before: it is over when it surely rises.
+    """
+    if observed < policy.unmoved or not parts & _REWARDS or steps[0] > policy.begun:
+        return None
+    # A reward that is rare may not have been met at all yet.
+    if len(values) < 2 * BLOCK or not values.any():
+        return None
+    rise, scatter = _line(values)
+    error = scatter * math.sqrt(12 / len(values))
+    most = policy.unmoved_over * error if known else policy.unmoved_rise * scatter - 2 * error
+    # Differences that rounding makes of one and the same number.
+    if rise > max(most, _ROUNDING * abs(float(values.mean()))):
+        return None
+    return Unmoved(name, float(values.mean()), observed, steps[0])
+
+
+def _line(values: Float64) -> tuple[float, float]:
+    """By how much the line through values rises, and how they scatter around it."""
+    at = np.linspace(-0.5, 0.5, len(values))
+    rise = float(at @ values / (at @ at))
+    return rise, float((values - values.mean() - rise * at).std())
+
+
+def finding(episode: Episode[Unmoved]) -> Finding:
+    """What is reported of it."""
+    facts = episode.facts
+    mean = number(facts.mean)
+    return episode.finding(
+        kind="accuracy.stalled",
+        key=f"{OWN_GOAL}{facts.name} unmoved",
+        severity="warning",
+        title=f"`{facts.name}` has stayed near {mean} since step {episode.first_step}",
+        cause=(
+            f"By its name `{facts.name}` is to rise. In {count(facts.observed, 'observation')} it "
+            "has moved no further than chance moves it. The policy does not learn (its output is "
+            "cut off from the loss, the bonus for entropy outweighs the reward, the advantages are "
+            "all the same or belong to other actions), it has settled on one action in its first "
+            "steps (a learning rate too high), or the reward is too rare to be met."
+        ),
+        remedy=(
+            "Look at the probabilities of the actions, now and at the start: all alike, or one of "
+            "them 1? Compare the sizes of the terms of the loss and of their gradients; try a "
+            "tenth of the learning rate. If the task needs longer exploration, nothing."
+        ),
+        evidence={"series": facts.name, "mean": facts.mean, "observed": facts.observed},
+    )
