@@ -116,6 +116,8 @@ def _fits(rule: Rule, root: Alert, consequence: Alert) -> bool:
             return False
     if rule.root_has and not root.evidence.get(rule.root_has):
         return False
+    if rule.has and not consequence.evidence.get(rule.has):
+        return False
     if root.kind in SYMPTOMS and _outlasts(consequence, root):
         return False
     if rule.same_period and not _same_period(root, consequence):

@@ -27,6 +27,23 @@ COURSE_RULES = (
         why="no step has changed anything since: what is silent has been so from the start",
     ),
     Rule(
+        root=("gradient.vanishing",),
+        root_has="observed",
+        consequence=("update.drift", "update.ratio", "batch.noise"),
+        earliest=-BLUR,
+        same_ranks=False,
+        why="where no gradient is left, weight decay and momentum alone move the parameters",
+    ),
+    Rule(
+        root=("loss.plateau", "gradient.vanishing"),
+        consequence=("layer.dead",),
+        key="units:",
+        has="enough_left",
+        earliest=-_ANY,
+        same_ranks=False,
+        why="nothing was learned before these units died either, and the others could learn",
+    ),
+    Rule(
         root=("loss.plateau",),
         root_has="grad_norm_first",
         consequence=("lr.too_low",),

@@ -34,7 +34,8 @@ class Rule:
         same_ranks: whether they have to have a rank in common, where both name ranks.
         key: what the consequence's key begins with, where a kind has findings of several sorts.
         root_key: the same of the root's key.
-        root_has: name of what has to be in the root's evidence, and to be true.
+        has, root_has: name of what has to be in the consequence's, the root's evidence, and to be
+            true.
         same_period: the consequence's `period` has to be the root's `distance`, in steps.
     """
 
@@ -47,5 +48,6 @@ class Rule:
     same_ranks: bool = True
     key: str = ""
     root_key: str = ""
+    has: str = ""
     root_has: str = ""
     same_period: bool = False

@@ -160,7 +160,8 @@ class LayerDead(Detector[DeadState]):
         `missing` (tensors without a gradient) `of` this many, `usual`, `lost` (where the backward
         pass did compute gradients), `called_without_gradient`; of units `shares` by module,
         `largest_update` before it, relative to the parameters, and `input_spread` where it is
-        posted: of samples that are all alike units have no choice. Of outputs `output_spread` and
+        posted: of samples that are all alike units have no choice; `enough_left` where nothing was
+        learned before either, and a fifth of the units are not dead. Of outputs `output_spread` and
         `output_spread_at_first`, and the `loss` and `loss_at_first`; of those in the shape of the
         input `reconstruction_spread`.
 
@@ -381,7 +382,8 @@ class LayerDead(Detector[DeadState]):
         if what == "dead":
             if episode.seen == 1:
                 state.learning.begin()
-            facts.learns = state.learning.goes_on(state.update[0])
+            facts.learns = state.learning.goes_on(state.update[0], max(bad.values()))
+            facts.explains = state.learning.explains
         facts.shares = bad
         facts.update, facts.update_step = state.update
         facts.spread = state.spread if state.spread >= 0 else math.inf

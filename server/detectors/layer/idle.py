@@ -22,6 +22,7 @@ class Idle:
         update, update_step: largest update before it, relative to the parameters, and its step.
         spread: scatter of the samples of a batch, relative to their size, the largest so far.
         learns: whether the training learns on, or may do so yet.
+        explains: whether it would be for these units, if nothing were learned.
     """
 
     what: str
@@ -31,6 +32,7 @@ class Idle:
     update_step: int = -1
     spread: float = math.inf
     learns: bool = False
+    explains: bool = True
 
 
 def idle_finding(
@@ -100,6 +102,7 @@ def idle_finding(
         evidence={
             "shares": _plain(facts.shares, worst),
             "largest_update": facts.update,
+            **({} if facts.explains else {"enough_left": True}),
             **({"input_spread": facts.spread} if math.isfinite(facts.spread) else {}),
         },
     )

@@ -12,7 +12,7 @@ import numpy as np
 from rankscope.server.detectors.layer.reconstruction import ReconstructionPolicy
 from rankscope.server.detectors.mechanisms.series_by_step import median, noise_of_mean
 from rankscope.server.detectors.mechanisms.statistics import mann_kendall
-from rankscope.server.detectors.policy import Observations, Share, Sigmas
+from rankscope.server.detectors.policy import Observations, Share, Sigmas, Times
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,9 @@ class LearningPolicy(ReconstructionPolicy):
         slowed: share of the fall before, below which that since then has to be, to those 2.5
             standard errors, for the learning to have stopped: an exponential falls by a quarter of
             the fall before, or by more, unless 1.4 of its time constants fit into what is compared.
+        few_left: share of dead units from which on a training that learns nothing at all does so
+            for them: with two fifths of its units left, healthy twins learned as well as ever.
+        thrown: times of the losses before, from which on a step has thrown the loss up.
         risen: standard errors by which the loss has to be above what it was before, for a harm:
             losses of 84 medians, of which one is beyond 4 by chance in some hundred trainings.
     """
@@ -44,6 +47,8 @@ class LearningPolicy(ReconstructionPolicy):
     patience: Observations = 100
     falling: Sigmas = 2.5
     slowed: Share = 0.25
+    few_left: Share = 0.8
+    thrown: Times = 2.0
     risen: Sigmas = 4.0
 
 
@@ -60,6 +65,8 @@ class Learning:
         before, after: those up to the step from which units were dead, and those since then.
         slope: of the losses before, a step.
         harmless: what was found out once there were enough of them; None: nothing yet.
+        explains: whether it explains that nothing is learned, if so it is: it began with it, or
+            hardly a unit is left.
     """
 
     policy: LearningPolicy
@@ -69,6 +76,7 @@ class Learning:
     after: list[float] = field(default_factory=list)
     slope: float = 0.0
     harmless: bool | None = None
+    explains: bool = True
 
     def __post_init__(self) -> None:
         self.recent = deque(maxlen=self.policy.patience)
@@ -89,11 +97,12 @@ class Learning:
         self.slope, _ = _line(list(self.recent))
         self.after, self.harmless = [], None
 
-    def goes_on(self, largest_update: float) -> bool:
+    def goes_on(self, largest_update: float, share: float) -> bool:
         """Whether the training learns on, or may do so yet.
 
         Args:
             largest_update: of a step before units were dead, relative to the parameters.
+            share: of the units of a layer that are dead, the largest.
         """
         policy = self.policy
         if not self.before:
@@ -102,15 +111,17 @@ class Learning:
             return True
         if self.harmless is not None:
             return self.harmless
-        if self._did_harm(largest_update):
+        if self._did_harm(largest_update, share):
             # What is reported does not become less serious.
             self.harmless = False
         return self.harmless is None
 
-    def _did_harm(self, largest_update: float) -> bool:
+    def _did_harm(self, largest_update: float, share: float) -> bool:
         policy = self.policy
         newest = self.after[-policy.learning :]
         now, before, first = median(newest), median(self.before), self.early[0]
+        thrown = max(self.after) > policy.thrown * max(before, first) > 0
+        self.explains = share >= policy.few_left or thrown
         if largest_update > policy.overwriting and not self._is_below(now, first):
             # The loss falls from where the step has thrown it, to what it was without learning.
             return True
@@ -118,6 +129,7 @@ class Learning:
             return False
         error = math.hypot(noise_of_mean(newest), noise_of_mean(self.before))
         if float(np.mean(newest) - np.mean(self.before)) > policy.risen * error:
+            self.explains = True
             return True
         return not (self._is_below(now, first) or self._falls(self.recent))
 

@@ -37,6 +37,8 @@ _PARTS: tuple[type[Detector[Any]], ...] = (
 
 # Units that died, of all that this kind can find.
 _DEAD, _UNITS = "layer.dead", "units:dead"
+# Evidence of those of which enough are left.
+_LEFT = "enough_left"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +203,7 @@ class RateTooHigh(Detector[HighState]):
             finding
             for answer in answers
             for finding in answer.findings
-            if finding.kind != _DEAD or finding.key == _UNITS
+            if finding.kind != _DEAD or finding.key == _UNITS and not finding.evidence.get(_LEFT)
         ]
         asked = {kind: check for answer in answers for kind, check in answer.checks.items()}
         # Units report a rate that was too high, and nothing where there are none.
