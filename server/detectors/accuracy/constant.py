@@ -14,7 +14,7 @@ from rankscope.server.detectors.profiles import OWN_GOAL
 
 # Parts of a name, one of which says that answers are counted. Not of rewards: those that are rare
 # are 0 for long.
-_OF_ANSWERS = frozenset(
+OF_ANSWERS = frozenset(
     "accuracy acc f1 auc auroc auprc map iou miou dice precision recall ndcg mrr".split()
 )
 # Observations in a row above 0, before a score that is 0 has come to be that.
@@ -91,7 +91,7 @@ class Run:
             observed: observations of the score so far.
         """
         lasts = step - self.since
-        if self.length < policy.same or lasts < policy.same_steps or not parts & _OF_ANSWERS:
+        if self.length < policy.same or lasts < policy.same_steps or not parts & OF_ANSWERS:
             return None
         if lasts < policy.apart_steps * (self.length - 1) or self.value > policy.poor:
             return None

@@ -91,6 +91,7 @@ class Scored:
     constant: Watch[Constant]
     sunk: Watch[Sunk]
     unmoved: Watch[Unmoved]
+    stands: Watch[Sunk]
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     waiting: list[float] = field(default_factory=list)
@@ -135,7 +136,7 @@ class Scores:
                 steps, means = mean_over_ranks(window, name)
                 if len(steps):
                     calm = self._calm
-                    self._known.setdefault(name, Scored(*(Watch(calm) for _ in range(5))))
+                    self._known.setdefault(name, Scored(*(Watch(calm) for _ in range(6))))
                 posted += zip(steps.tolist(), [name] * len(steps), means.tolist(), strict=True)
         # In the order of the steps as well, before the scores of the same one.
         posted += [(step, "", loss) for step, loss in losses.items()]
@@ -148,6 +149,7 @@ class Scores:
                 due = one.push(step, value)
                 self._judge_constant(step, name, one, policy)
                 self._judge_sunk(step, name, one, policy)
+                self._judge_standing(step, name, one, policy)
                 if due and one.count >= policy.lost_scored:
                     one.judged = one.count
                     one.moved = _moved(np.array(one.values))
@@ -185,6 +187,15 @@ class Scores:
             one.sunk.good(step)
             return
         one.sunk.bad(step, found, first_step=found.since).facts = found
+
+    def _judge_standing(self, step: int, name: str, one: Scored, policy: FallingPolicy) -> None:
+        found = None
+        if parts_of(name) & constant.OF_ANSWERS and one.constant.open(step) is None:
+            found = sinking.stands(name, one.steps, one.values, self.learned, policy)
+        if found is None:
+            one.stands.good(step)
+            return
+        one.stands.bad(step, found, first_step=found.since).facts = found
 
     def _judge_unmoved(self, step: int, name: str, one: Scored, policy: FallingPolicy) -> None:
         found = unmoved.unmoved(
@@ -227,6 +238,7 @@ class Scores:
             *(lost.finding(episode) for one in ordered for episode in one.lost.take(last_step)),
             *(constant.finding(e) for one in ordered for e in one.constant.take(last_step)),
             *(sinking.finding(e) for one in ordered for e in one.sunk.take(last_step)),
+            *(sinking.standing_finding(e) for one in ordered for e in one.stands.take(last_step)),
             *(unmoved.finding(e) for one in ordered for e in one.unmoved.take(last_step)),
         ]
 

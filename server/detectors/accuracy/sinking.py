@@ -11,9 +11,11 @@ from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.mechanisms.episode import Episode
 from rankscope.server.detectors.mechanisms.statistics import mann_kendall
 from rankscope.server.detectors.mechanisms.wording import count, number
-from rankscope.server.detectors.policy import Observations, Share, Sigmas
+from rankscope.server.detectors.policy import Observations, Share, Sigmas, Steps
 from rankscope.server.detectors.profiles import OWN_GOAL
 
+# Times the lowest of some scores, above which the highest has moved.
+_MOVED = 1.25
 # Mann-Kendall Z of another score that gets better: of 7 values by chance 1 in 100.
 _RISES = 2.3
 
@@ -28,12 +30,25 @@ class SinkingPolicy(ConstantPolicy):
         sinking_error: Mann-Kendall Z below 0: of 8 values only all in order, or two neighbours
             exchanged, reach it (13 of 40,320 orders have that or less).
         sunk: share of the first score that has been lost: what is over-trained loses less.
+        surely, slightly: the same two for what falls by less, at nearly each of 13 evaluations or
+            more: not even over-training has its best score at the very first one.
+        standing: evaluations after which a score that has not moved is reported,
+        standing_steps: and steps that they extend over, at the least.
+        standing_loss: share of its start that the loss has lost by then.
+        within: by how much such a score differs at the most, of which 0.5 or less (`poor`) is left
+            to gain from.
     """
 
     sinking: Observations = 8
     sinking_most: Observations = 120
     sinking_error: Sigmas = 3.0
     sunk: Share = 0.25
+    surely: Sigmas = 4.0
+    slightly: Share = 0.05
+    standing: Observations = 10
+    standing_steps: Steps = 160
+    standing_loss: Share = 0.5
+    within: Share = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +74,37 @@ def sunk(name: str, steps: list[int], values: list[float], policy: SinkingPolicy
     if steps[-1] - steps[0] < policy.apart_steps * (many - 1):
         return None
     # The first one is the best, or the second: what rises before it falls is another matter.
-    if int(np.argmax(values)) > 1 or values[-1] > (1.0 - policy.sunk) * values[0]:
+    if int(np.argmax(values)) > 1 or values[-1] > (1.0 - policy.slightly) * values[0]:
         return None
-    if mann_kendall(values) > -policy.sinking_error:
+    small = values[-1] > (1.0 - policy.sunk) * values[0]
+    if mann_kendall(values) > -(policy.surely if small else policy.sinking_error):
+        return None
+    return Sunk(name, values[0], values[-1], many, steps[0])
+
+
+def stands(
+    name: str,
+    steps: list[int],
+    values: list[float],
+    learned: float,
+    policy: SinkingPolicy,
+) -> Sunk | None:
+    """Whether a low score of answers has not moved while the loss has fallen far.
+
+    Args:
+        steps: of the values, ascending.
+        learned: share of its start that the loss has lost.
+    """
+    many = len(values)
+    if not policy.standing <= many <= policy.sinking_most or learned < policy.standing_loss:
+        return None
+    lasts = steps[-1] - steps[0]
+    if lasts < max(policy.standing_steps, policy.apart_steps * (many - 1)):
+        return None
+    if max(values) > policy.poor or max(values) - min(values) > policy.within:
+        return None
+    # Where single classes are rare, a hundredth is much.
+    if min(values) <= 0 or max(values) > _MOVED * min(values):
         return None
     return Sunk(name, values[0], values[-1], many, steps[0])
 
@@ -96,6 +139,37 @@ def finding(episode: Episode[Sunk]) -> Finding:
             "Compute loss and score of one batch by hand, before and after a small step: as the "
             "loss falls the score has to rise. Look at the signs of all terms, and at what the "
             "score takes for right."
+        ),
+        evidence={
+            "series": facts.name,
+            "first": facts.first,
+            "last": facts.last,
+            "observed": facts.observed,
+        },
+    )
+
+
+def standing_finding(episode: Episode[Sunk]) -> Finding:
+    """What is reported of a score that has not moved."""
+    facts = episode.facts
+    return episode.finding(
+        kind="accuracy.stalled",
+        key=f"{OWN_GOAL}{facts.name} stands",
+        severity="warning",
+        title=f"`{facts.name}` stays near {number(facts.last)} while the loss falls",
+        cause=(
+            f"By its name `{facts.name}` is to rise. It was {number(facts.first)} at first and is "
+            f"{number(facts.last)} after {count(facts.observed, 'evaluation')}, and the loss has "
+            "fallen by half meanwhile. What is evaluated is not what is trained (a copy or an "
+            "average of the weights that hardly follows them, a model in the wrong mode, inputs "
+            "that are prepared otherwise), its targets belong to other samples, or nothing that is "
+            "learned holds for them."
+        ),
+        remedy=(
+            "Compute the score of a batch of the training in the same way, with the very weights "
+            "that are trained: if it is as low, look at the score; if not, compare these weights, "
+            "the mode and the inputs with those of the evaluation. Of an average of weights, look "
+            "at its decay: it has to forget within fewer steps than there are."
         ),
         evidence={
             "series": facts.name,

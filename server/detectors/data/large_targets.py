@@ -20,6 +20,9 @@ _PATIENCE = 100
 # after `_PATIENCE` steps, growing meanwhile by this factor: outputs that stay small are decayed,
 # dead or not trained.
 _AT_FIRST, _AT_LAST, _GROWING = 0.01, 0.1, 2.0
+# Or outputs that small at first, and after `_PATIENCE` steps a loss so far above that of the best
+# constant, as a share of the latter: all steps so far went into coming near the targets' mean.
+_BEHIND = 0.5
 # Root mean square of the targets, at the least: a last layer that begins at zero has small outputs,
 # too, and is no fault of the targets'.
 _LARGE = 30.0
@@ -27,27 +30,33 @@ _LARGE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Outputs over targets at first and last, steps between, and the targets' size."""
+    """Outputs over targets at first and last, steps between, and the targets' size.
+
+    Attributes:
+        explained: share of the targets' deviance that is explained at last; NaN for unknown.
+    """
 
     first: float
     now: float
     steps: int
     size: float
+    explained: float
 
 
 @dataclass(slots=True)
 class LargeTargets:
-    """Follows `output_scale` and `target_size` from the start of the run until it can be judged."""
+    """Follows `output_scale`, `target_size` and `explained_deviance` until it can be judged."""
 
     first_step: int = -1
     early: list[float] = field(default_factory=list)
     latest: deque[float] = field(default_factory=lambda: deque(maxlen=_AROUND))
+    explained: deque[float] = field(default_factory=lambda: deque(maxlen=_AROUND))
     sizes: list[float] = field(default_factory=list)
     judged: bool = False
     watch: Watch[Reached] = field(default_factory=Watch)
 
-    def push(self, step: int, scale: float, size: float) -> None:
-        """Takes a step's outputs over targets, and the targets' size, means over the ranks."""
+    def push(self, step: int, scale: float, size: float, explained: float) -> None:
+        """Takes a step's outputs over targets, the targets' size and what is explained of them."""
         if self.judged or not (math.isfinite(scale) and math.isfinite(size)):
             return
         self.first_step = step if self.first_step < 0 else self.first_step
@@ -55,26 +64,34 @@ class LargeTargets:
             self.early.append(scale)
             self.sizes.append(size)
         self.latest.append(scale)
+        if math.isfinite(explained):
+            self.explained.append(explained)
         if step - self.first_step < _PATIENCE or len(self.early) < _AROUND:
             return
         self.judged = True
         first, now, size = median(self.early), median(self.latest), median(self.sizes)
         if self.first_step > 0 or size < _LARGE:
             return  # it goes on from what was trained before; or the targets are not large
-        if first < _AT_FIRST and _GROWING * first < now < _AT_LAST:
-            facts = Reached(first, now, step - self.first_step, size)
+        explained = median(self.explained) if self.explained else math.nan
+        behind = explained < -_BEHIND
+        if first < _AT_FIRST and _GROWING * first < now and (now < _AT_LAST or behind):
+            facts = Reached(first, now, step - self.first_step, size, explained)
             self.watch.bad(step, facts, first_step=self.first_step)
 
 
 def finding(episode: Episode[Reached]) -> Finding:
     """What is reported of it."""
     facts = episode.facts
+    if facts.now < _AT_LAST:
+        still = f"the outputs are still {number(facts.now)} of their size after {facts.steps} steps"
+    else:
+        times = number(1.0 - facts.explained)
+        still = f"after {facts.steps} steps the loss is {times} times that of their mean"
     return episode.finding(
         kind="data.unscaled",
         key="targets",
         severity="warning",
-        title="The targets are far too large: the outputs are still "
-        f"{number(facts.now)} of their size after {facts.steps} steps",
+        title=f"The targets are far too large: {still}",
         cause=(
             f"The targets have a root mean square of {number(facts.size)}. The model began with "
             f"outputs of {number(facts.first)} of that, and has come to {number(facts.now)} after "
@@ -93,5 +110,6 @@ def finding(episode: Episode[Reached]) -> Finding:
             "last": facts.now,
             "steps": facts.steps,
             "size": facts.size,
+            **({"explained_deviance": facts.explained} if math.isfinite(facts.explained) else {}),
         },
     )

@@ -33,6 +33,9 @@ _FLOOR = 0.02
 _AFTER, _STILL = 4, 1
 # From this many on they are no accident.
 _RECURS = 3
+# Times the usual size, or its inverse, from which on a single one is none: of tails that fall with
+# the third power one value in a billion is. Batches of nothing but zeros are a matter of padding.
+_FAR = 1000.0
 # How many of the last ones are listed as evidence, and of the first ones in the title.
 _LISTED, _NAMED = 64, 3
 # Stands for a batch of zeros.
@@ -76,6 +79,10 @@ class OddBatches:
             self.first = tuple(sorted((*self.first, odd.step)))[:_NAMED]
         self.last = (*self.last, odd)[-_LISTED:]
         self.ranks |= {odd.rank}
+
+    def far(self) -> bool:
+        """Whether one was so large or small as no data are."""
+        return any(_FAR <= max(o.factor, 1 / o.factor) < 1 / _NOTHING**0.5 for o in self.last)
 
     def longest_gap(self) -> int:
         """Steps from one to the next; 0 for fewer than two."""
@@ -181,7 +188,7 @@ def _finding(episode: Episode[OddBatches], world: int) -> Finding:
     return episode.finding(
         kind="data.outlier",
         key="odd-inputs",
-        severity="warning" if facts.count >= _RECURS else "info",
+        severity="warning" if facts.count >= _RECURS or facts.far() else "info",
         title=_title(episode),
         ranks=() if len(who) == world else who,
         stage="batch",

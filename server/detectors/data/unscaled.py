@@ -22,7 +22,7 @@ from rankscope.server.window import Check, Window
 
 _INPUTS, _WEIGHTS = "first_layer_input_rms", "initial_gain"
 _SERIES: Mapping[str, str] = {"data.unscaled": _INPUTS, "weights.unscaled": _WEIGHTS}
-_TARGETS = ("output_scale", "target_size")
+_TARGETS = ("output_scale", "target_size", "explained_deviance")
 _SPREAD = "input_spread"
 
 

@@ -203,6 +203,7 @@ class GradientOscillating(Detector[OscillatingState]):
             len(state.earlier) >= self.policy.earlier
             and scatter > self.policy.factor * usual
             and scatter > self.policy.least
+            and self._lasts(state, usual)
             and (state.tokens or not state.sizes.usual < SINGLE)
         )
         state.above = state.above + 1 if high else 0
@@ -217,6 +218,13 @@ class GradientOscillating(Detector[OscillatingState]):
         episode = state.watch.bad(step, facts, first_step=_onset(state, usual))
         episode.facts.now = max(episode.facts.now, scatter)
         episode.facts.odd_targets = _of_targets(step, state)
+
+    def _lasts(self, state: OscillatingState, usual: float) -> bool:
+        """Whether it is so without the single norm that lies furthest out, too."""
+        norms = np.array([norm for _, norm in state.norms])
+        others = np.delete(norms, np.argmax(np.abs(norms - np.median(norms))))
+        scatter = float(np.std(np.diff(others))) / math.sqrt(2)
+        return scatter > max(self.policy.factor * usual, self.policy.least)
 
     def _recur(self, step: int, state: OscillatingState, found: Recurrence) -> None:
         scatter = float(np.std(np.diff([norm for _, norm in state.norms]))) / math.sqrt(2)

@@ -18,6 +18,7 @@ class Cut:
         share: of the elements that the optimizer is to train, those in tensors that never had one.
         barred: tensors of modules that are called where no gradient is recorded.
         computed: whether the backward pass did compute gradients meanwhile.
+        zeros: whether all of them have a gradient, which is exactly zero.
     """
 
     missing: int
@@ -28,6 +29,7 @@ class Cut:
     share: float = 0.0
     barred: int = 0
     computed: bool = False
+    zeros: bool = False
 
 
 def cut_finding(episode: Episode[Cut], window: Window) -> Finding:
@@ -106,8 +108,14 @@ def never_finding(episode: Episode[Cut], window: Window, *, large_part: float) -
         cause=sentences(
             f"At {count(episode.seen, 'observation')} from the beginning on at least "
             f"{count(facts.missing, 'tensor')}{of} had no "
-            f"gradient{': ' if names else ''}{names}. They are not used, or cut off from the "
-            "loss (`detach`, `no_grad`, a way through numbers that are no tensors).",
+            f"gradient{': ' if names else ''}{names}.",
+            "The backward pass reaches them, and what it brings is exactly 0: all units behind "
+            "them are inactive (of a ReLU, with biases far below 0), a weight, mask or factor "
+            "behind them is 0, or they are multiplied with each other and both begin at 0, so that "
+            "neither can leave it."
+            if facts.zeros
+            else "They are not used, or cut off from the loss (`detach`, `no_grad`, a way through "
+            "numbers that are no tensors).",
             f"That is {percent(facts.share)} of what the optimizer is to train: it stays as it was "
             "initialised."
             if large
@@ -118,7 +126,11 @@ def never_finding(episode: Episode[Cut], window: Window, *, large_part: float) -
             else "",
         ),
         remedy=(
-            "If they are not to be trained, set `requires_grad` to False. Else look for what "
+            "Print what each layer behind them gives to one batch: the first that gives 0 or the "
+            "same number for everything stops it. Begin with He's or Xavier's weights and biases "
+            "of 0, or put LeakyReLU in the place of ReLU."
+            if facts.zeros
+            else "If they are not to be trained, set `requires_grad` to False. Else look for what "
             "detaches them from the loss."
         ),
         evidence={
@@ -127,5 +139,6 @@ def never_finding(episode: Episode[Cut], window: Window, *, large_part: float) -
             "usual": 0,
             "elements_share": facts.share,
             "called_without_gradient": facts.barred,
+            **({"zeros": True} if facts.zeros else {}),
         },
     )

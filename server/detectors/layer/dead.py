@@ -76,8 +76,8 @@ class DeadState:
         nothing_left: observations without any gradient at a loss of 0.
         usual: how many tensors had no gradient, at the observations that count as usual.
         above: consecutive observations with more than that, and the first of them.
-        alive: names of tensors that have had a gradient; `names` and `elements` of all, `silent` of
-            those that had none at any sample.
+        alive: names of tensors that have had a gradient; `zeros` of those whose last one was 0;
+            `names` and `elements` of all, `silent` of those that had none at any sample.
         least: fewest tensors without a gradient at any observation.
         update: the largest, relative to the parameters, while no unit was idle, and its step.
         spread: largest scatter of the samples of a batch; -1 where it is not known.
@@ -101,6 +101,7 @@ class DeadState:
     names: tuple[str, ...] = ()
     elements: dict[str, int] = field(default_factory=dict)
     alive: set[str] = field(default_factory=set)
+    zeros: set[str] = field(default_factory=set)
     silent: tuple[str, ...] = ()
     least: int = -1
     counting: set[int] = field(default_factory=set)
@@ -157,13 +158,13 @@ class LayerDead(Detector[DeadState]):
         outputs that are alike, a warning for those in the shape of the input.
 
     Evidence:
-        `missing` (tensors without a gradient) `of` this many, `usual`, `lost` (where the backward
-        pass did compute gradients), `called_without_gradient`; of units `shares` by module,
-        `largest_update` before it, relative to the parameters, and `input_spread` where it is
-        posted: of samples that are all alike units have no choice; `enough_left` where nothing was
-        learned before either, and a fifth of the units are not dead. Of outputs `output_spread` and
-        `output_spread_at_first`, and the `loss` and `loss_at_first`; of those in the shape of the
-        input `reconstruction_spread`.
+        `missing` (tensors without a gradient) `of` this many, `usual`, `zeros` (they have one),
+        `lost` (where the backward pass did compute gradients), `called_without_gradient`; of units
+        `shares` by module, `largest_update` before it, relative to the parameters, and
+        `input_spread` where it is posted: of samples that are all alike units have no choice;
+        `enough_left` where nothing was learned before either, and a fifth of the units are not
+        dead. Of outputs `output_spread` and `output_spread_at_first`, and the `loss` and
+        `loss_at_first`; of those in the shape of the input `reconstruction_spread`.
 
     Source:
         pytorch/pytorch#84911 and the like: a layer that is frozen by a `detach`. Dead units: Lu et
@@ -287,6 +288,7 @@ class LayerDead(Detector[DeadState]):
         # What is not finite is NaN, too, and is no missing gradient.
         silent = zero if missing is not None and zero.sum() >= missing else ~some
         state.alive |= {sample.names[place] for place in np.flatnonzero(some)}
+        state.zeros = {sample.names[place] for place in np.flatnonzero(zero)}
         return tuple(sample.names[place] for place in np.flatnonzero(silent))
 
     def _count(
@@ -354,6 +356,7 @@ class LayerDead(Detector[DeadState]):
         facts.missing, facts.of, facts.names = state.least, of, state.silent[:MAX_NAMES]
         if state.sampled >= self.policy.evidence:
             facts.share = _untrained(window, state)
+        facts.zeros = bool(facts.names) and state.zeros.issuperset(facts.names)
         facts.barred = min(state.barred) if len(state.barred) == _BARRED else 0
 
     def _units(self, sample: LayerSample, what: str, state: DeadState) -> None:

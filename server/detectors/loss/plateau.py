@@ -66,6 +66,7 @@ class PlateauState:
     shares: deque[tuple[int, float]] = field(default_factory=deque)  # with the count of losses
     scales: list[float] = field(default_factory=list)
     inputs: deque[float] = field(default_factory=lambda: deque(maxlen=BLOCK))
+    first_inputs: list[float] = field(default_factory=list)
     known: list[tuple[int, float]] = field(default_factory=list)
     block: list[tuple[int, float]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)  # means of blocks
@@ -230,6 +231,8 @@ class LossPlateau(Detector[PlateauState]):
             state.scales.append(row["output_scale"])
         if math.isfinite(row.get("input_rms", math.nan)):
             state.inputs.append(row["input_rms"])
+            if len(state.first_inputs) < BLOCK:
+                state.first_inputs.append(row["input_rms"])
 
     def _share(self, step: int, share: float, state: PlateauState) -> None:
         """Takes the share of the deviance explained, NaN where it was not posted."""
@@ -302,6 +305,7 @@ class LossPlateau(Detector[PlateauState]):
             worse=worse,
             scale=median(state.scales),
             inputs=median(state.inputs),
+            inputs_first=median(state.first_inputs),
             nears=worse and self._nears(state),
             guessed=guessed,
             short=state.passed < policy.evidence,

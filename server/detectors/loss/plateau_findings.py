@@ -32,7 +32,8 @@ class Flat:
         worse: the answers are far worse than one that is always the same.
         scale: size of the outputs over that of the targets, in the first steps; NaN where it is not
             known.
-        inputs: root mean square of the inputs; NaN where it is not known.
+        inputs, inputs_first: root mean square of the inputs, the latest and the first ones; NaN
+            where it is not known.
         nears: the answers are far worse than that, and become better.
         guessed: among how many answers guessing costs as much; 0 where that is not so.
         short: there are too few losses to be sure of more than that.
@@ -60,6 +61,7 @@ class Flat:
     worse: bool = False
     scale: float = math.nan
     inputs: float = math.nan
+    inputs_first: float = math.nan
     nears: bool = False
     guessed: int = 0
     short: bool = False
@@ -252,6 +254,18 @@ def cause_and_remedy(facts: Flat, policy: PlateauPolicy) -> tuple[str, str]:
             "Look at the first steps: a loss far above that of guessing points at inputs that are "
             "not scaled. Then try to memorise one batch: if that fails, it is the model or the "
             "rate; if it works, compare inputs and targets of some samples by eye.",
+        )
+    grown = facts.inputs / facts.inputs_first if facts.inputs_first > 0 else math.nan
+    if grown >= policy.inputs_grown or grown <= 1 / policy.inputs_grown:
+        way = "grown" if grown > 1 else "shrunk"
+        return (
+            f"{moved}. Meanwhile the inputs have {way} from a root mean square of "
+            f"{number(facts.inputs_first)} to {number(facts.inputs)}: noise or an augmentation "
+            "that gets stronger from step to step, a sum that is never taken back, a normalisation "
+            "by numbers that run away. What holds for the earlier ones does not hold for these.",
+            "Print mean and standard deviation of the first batch and of the latest one, before "
+            "and after each transform. Where it is a schedule, let it grow more slowly, or hold "
+            "what the model can learn beside it.",
         )
     timid = facts.update < policy.timid_update
     other = facts.rate * 10 if timid else facts.rate / 10

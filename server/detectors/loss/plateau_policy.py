@@ -51,6 +51,8 @@ class PlateauPolicy(Policy):
         visits: times that a sample has come on average, up to which what a training learns is no
             memory of its samples: labels at random take tens of epochs to be fitted (Zhang et al.
             2017).
+        inputs_grown: times by which inputs have grown or shrunk since the first ones, from which on
+            they are others: batches of one source stay within half of that.
         large_inputs: root mean square of the inputs from which on they are not scaled: networks are
             initialised for 1, pixels up to 255 have 100.
         nearing: share of its excess over a constant answer's that the loss loses in the second half
@@ -95,6 +97,7 @@ class PlateauPolicy(Policy):
     worse: Share = 0.5
     scale: Share = 0.5
     visits: Times = 4.0
+    inputs_grown: Times = 3.0
     large_inputs: float = 30.0
     nearing: Share = 1 / 3
     guessed: Share = 0.1

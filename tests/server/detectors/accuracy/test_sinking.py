@@ -33,6 +33,30 @@ def test_one_that_gets_worse_at_each_evaluation(name, cuts):
     assert f"`{name}` gets worse and worse: from 0.37" in alert.title
 
 
+def test_one_that_gets_a_little_worse_each_time():
+    found = [alert.title for alert in alerts("val_ndcg", 0.5 + 0.04 * np.exp(-EACH / 60))]
+    assert "`val_ndcg` gets worse and worse: from 0.537 to 0.5" in found
+
+
+def test_one_that_does_not_move_while_the_loss_falls():
+    scores = 0.15 + 0.01 * EACH / STEPS
+    (alert,) = alerts("val_accuracy", scores)
+    assert (alert.kind, alert.severity) == ("accuracy.stalled", "warning")
+    assert (alert.first_step, alert.seen_step) == (5, 185)
+    assert "`val_accuracy` stays near 0.16" in alert.title
+    # It moves in the end, is one of a step each, of rewards, of rare classes, or high enough.
+    late = np.where(EACH < 150, scores, 0.15 + (EACH - 150) / 500)
+    for name, values, every in [
+        ("val_accuracy", late, 20),
+        ("train_accuracy", scores, 2),
+        ("eval_reward", scores, 20),
+        ("val_recall", 0.02 + 0.01 * EACH / STEPS, 20),
+        ("val_accuracy", 0.6 + 0.01 * EACH / STEPS, 20),
+    ]:
+        found = alerts(name, values, every=every)
+        assert not [alert for alert in found if "while the loss falls" in alert.title], name
+
+
 @pytest.mark.parametrize(
     ("name", "scores", "more"),
     [
@@ -41,7 +65,7 @@ def test_one_that_gets_worse_at_each_evaluation(name, cuts):
         ("val_auc", SINKS[::-1].copy(), {}),
         # Over-trained: it rises before it falls, and loses little.
         ("val_acc", 0.5 + 0.3 * np.exp(-(((EACH - 60) / 120) ** 2)), {}),
-        ("val_acc", 0.9 - 0.1 * EACH / STEPS, {}),
+        ("val_acc", 0.9 - 0.03 * EACH / STEPS, {}),
         # Precision for recall.
         ("val_precision", SINKS, {"val_recall": SINKS[::-1].copy()}),
         ("val_auc", 0.5 + 0.05 * np.sin(EACH * EACH), {}),
