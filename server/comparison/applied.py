@@ -19,7 +19,7 @@ from rankscope.server.comparison import rank_weights as weighing
 from rankscope.server.comparison.compare import LabelledTable
 from rankscope.server.comparison.compression import Compression
 from rankscope.server.comparison.conservation import HALF_TOLERANCE, TOLERANCE
-from rankscope.server.window import Applied, Float64
+from rankscope.server.window import Applied, Bool, Float64
 
 _HALF = frozenset(("float16", "bfloat16"))
 # Factors of two tensors are one within this, as of a reduction (`conservation`).
@@ -120,7 +120,7 @@ def applied(
 
 def _as_rounded(
     mean: Float64, local: Float64, came: Float64, sizes: Float64, tolerance: Float64
-) -> tuple[Float64, Float64, Float64] | None:
+) -> tuple[Float64, Bool, Float64] | None:
     """The same for a reduction that sent numbers of fewer bits than its tensors have.
 
     How many these are, nobody says whose hook or loop is its own: the rank that came nearest to the

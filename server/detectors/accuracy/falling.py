@@ -82,16 +82,12 @@ class Scored:
     """One series, and how many observations each of its values is the mean of.
 
     Attributes:
+        calm: steps without what was found, after which it is over.
         in_a_row: judgements that found it to have fallen, one after the other.
         moved: standard errors by which it lies above its beginning; NaN where not judged.
     """
 
-    watch: Watch[Fallen]
-    lost: Watch[Lost]
-    constant: Watch[Constant]
-    sunk: Watch[Sunk]
-    unmoved: Watch[Unmoved]
-    stands: Watch[Sunk]
+    calm: int
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     waiting: list[float] = field(default_factory=list)
@@ -101,6 +97,17 @@ class Scored:
     in_a_row: int = 0
     moved: float = math.nan
     run: Run = field(default_factory=Run)
+    watch: Watch[Fallen] = field(init=False)
+    lost: Watch[Lost] = field(init=False)
+    constant: Watch[Constant] = field(init=False)
+    sunk: Watch[Sunk] = field(init=False)
+    stands: Watch[Sunk] = field(init=False)
+    unmoved: Watch[Unmoved] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.watch, self.lost = Watch(self.calm), Watch(self.calm)
+        self.constant, self.unmoved = Watch(self.calm), Watch(self.calm)
+        self.sunk, self.stands = Watch(self.calm), Watch(self.calm)
 
     def push(self, step: int, value: float) -> bool:
         """Takes the next one; returns whether there is a tenth more than when last judged."""
@@ -135,8 +142,7 @@ class Scores:
             if rises(name) and (name in self._known or len(self._known) < _MOST_SERIES):
                 steps, means = mean_over_ranks(window, name)
                 if len(steps):
-                    calm = self._calm
-                    self._known.setdefault(name, Scored(*(Watch(calm) for _ in range(6))))
+                    self._known.setdefault(name, Scored(self._calm))
                 posted += zip(steps.tolist(), [name] * len(steps), means.tolist(), strict=True)
         # In the order of the steps as well, before the scores of the same one.
         posted += [(step, "", loss) for step, loss in losses.items()]

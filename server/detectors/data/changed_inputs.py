@@ -8,6 +8,7 @@ not know them.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -121,10 +122,16 @@ class ChangedInputs:
 
     courses: dict[tuple[tuple[int, ...], str], Course] = field(default_factory=dict)
 
-    def take(self, window: Window) -> list[Finding]:
-        """Goes through a window; what was found."""
+    def take(self, window: Window, received: Collection[int]) -> list[Finding]:
+        """Goes through a window; what was found.
+
+        Args:
+            received: ranks that read no data.
+        """
         findings = []
         for members in window.data_parallel:
+            if any(rank in received for rank in members):
+                continue
             for series in (NUMBERS, TOKENS):
                 course = self.courses.setdefault((members, series), Course(members, series))
                 course.rise.lay(window)

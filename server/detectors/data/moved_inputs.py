@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,11 +69,17 @@ class MovedInputs:
     sparse: bool = False
     zeros: int = 0
 
-    def take(self, window: Window, series: str) -> list[Finding]:
-        """Goes through a window; what was found."""
+    def take(self, window: Window, series: str, received: Collection[int]) -> list[Finding]:
+        """Goes through a window; what was found.
+
+        Args:
+            received: ranks that read no data.
+        """
         steps, rows = rank_rows(window, series)
+        if received:
+            rows = rows[:, ~np.isin(window.ranks, sorted(received))]
         self.rise.lay(window)
-        whole = np.isfinite(rows).all(axis=1)
+        whole = np.isfinite(rows).all(axis=1) & (rows.shape[1] > 0)
         # Of some ranks alone it is another finding (`input_sizes`, `odd_inputs`).
         whole &= (rows > 0).all(axis=1) | (rows == 0).all(axis=1)
         sizes = np.maximum(rows, _ZERO)

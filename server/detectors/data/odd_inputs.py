@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,9 +33,9 @@ _FLOOR = 0.02
 _AFTER, _STILL = 4, 1
 # From this many on they are no accident.
 _RECURS = 3
-# Times the usual size, or its inverse, from which on a single one is none: of tails that fall with
-# the third power one value in a billion is. Batches of nothing but zeros are a matter of padding.
-_FAR = 1000.0
+# Times the usual size, or its inverse, from which on a single one is no accident of the data, and
+# how far beyond what makes one odd it has to lie. Batches of nothing but zeros are padding.
+_FAR, _FAR_LIMITS = 1000.0, 3.0
 # How many of the last ones are listed as evidence, and of the first ones in the title.
 _LISTED, _NAMED = 64, 3
 # Stands for a batch of zeros.
@@ -44,11 +44,16 @@ _NOTHING = 1e-30
 
 @dataclass(frozen=True, slots=True)
 class OddInput:
-    """One batch: its step, its rank, and how many times as large as usual its inputs are."""
+    """One batch: its step, its rank, and how many times as large as usual its inputs are.
+
+    Attributes:
+        far: no data scatter so, and these least of all.
+    """
 
     step: int
     rank: int
     factor: float
+    far: bool = False
 
 
 @dataclass(slots=True)
@@ -81,8 +86,8 @@ class OddBatches:
         self.ranks |= {odd.rank}
 
     def far(self) -> bool:
-        """Whether one was so large or small as no data are."""
-        return any(_FAR <= max(o.factor, 1 / o.factor) < 1 / _NOTHING**0.5 for o in self.last)
+        """Whether one was."""
+        return any(odd.far for odd in self.last)
 
     def longest_gap(self) -> int:
         """Steps from one to the next; 0 for fewer than two."""
@@ -101,8 +106,8 @@ class _Past:
     values: deque[float] = field(default_factory=lambda: deque(maxlen=_BACK))
     waiting: list[tuple[int, float]] = field(default_factory=list)
 
-    def take(self, step: int, value: float) -> tuple[int, float] | None:
-        """The next observation; the step and deviation of an odd one that has passed by."""
+    def take(self, step: int, value: float) -> tuple[int, float, bool] | None:
+        """The next observation; step and deviation of an odd one that has passed by, and `far`."""
         if len(self.values) < _LEAST:
             self.values.append(value)
             return None
@@ -119,7 +124,9 @@ class _Past:
         self.waiting.clear()
         # Where more are so, they are what is usual from now on.
         self.values.extend(after)
-        return judged[0][:2] if still <= _STILL else None
+        at, deviation, limit = judged[0]
+        far = max(math.log(_FAR), _FAR_LIMITS * limit) < abs(deviation) < -0.5 * math.log(_NOTHING)
+        return (at, deviation, far) if still <= _STILL else None
 
     def _deviation(self, value: float) -> tuple[float, float]:
         past = np.array(self.values)
@@ -141,18 +148,22 @@ class OddInputs:
     watch: Watch[OddBatches] = field(default_factory=lambda: Watch(clear_after=64))
     _past: dict[int, _Past] = field(default_factory=dict)
 
-    def take(self, window: Window, series: str) -> Iterator[Finding]:
-        """Goes through a window; what was found."""
+    def take(self, window: Window, series: str, received: Collection[int]) -> Iterator[Finding]:
+        """Goes through a window; what was found.
+
+        Args:
+            received: ranks that read no data.
+        """
         steps, rows = rank_rows(window, series)
         members = window.ranks.tolist()
         for step, row in zip(steps.tolist(), rows.tolist(), strict=True):
             for rank, value in zip(members, row, strict=True):
-                if math.isfinite(value):
+                if math.isfinite(value) and rank not in received:
                     past = self._past.setdefault(rank, _Past())
                     self.judged += len(past.values) >= _LEAST
                     odd = past.take(step, math.log(max(value, _NOTHING)))
                     if odd is not None:
-                        self._report(OddInput(odd[0], rank, math.exp(odd[1])), step)
+                        self._report(OddInput(odd[0], rank, math.exp(odd[1]), odd[2]), step)
         for episode in self.watch.take(window.last_step):
             yield _finding(episode, len(members))
 

@@ -16,7 +16,8 @@ from rankscope.server.detectors.data.changed_inputs import ChangedInputs
 from rankscope.server.detectors.data.input_sizes import SERIES as INPUT_SIZES
 from rankscope.server.detectors.data.input_sizes import InputSizes
 from rankscope.server.detectors.data.outlier_findings import Batches, Odd, finding
-from rankscope.server.detectors.data.unlike_inputs import RECEIVED, UnlikeInputs
+from rankscope.server.detectors.data.received import RECEIVED, Received
+from rankscope.server.detectors.data.unlike_inputs import UnlikeInputs
 from rankscope.server.detectors.mechanisms.episode import Watch
 from rankscope.server.detectors.mechanisms.statistics import (
     Progress,
@@ -120,6 +121,7 @@ class OutlierState:
     acquitted: set[int] = field(default_factory=set)
     watch: Watch[Batches] = field(default_factory=lambda: Watch(clear_after=16))
     inputs: InputSizes = field(default_factory=InputSizes)
+    received: Received = field(default_factory=Received)
     odd_inputs: odd_inputs.OddInputs = field(default_factory=odd_inputs.OddInputs)
     moved: moved_inputs.MovedInputs = field(default_factory=moved_inputs.MovedInputs)
     unlike: UnlikeInputs = field(default_factory=UnlikeInputs)
@@ -231,8 +233,10 @@ class DataOutlier(Detector[OutlierState]):
                 self._take(step, rows[n], logs[n], middle, most, held, state)
         findings = tuple(finding(e) for e in state.watch.take(window.last_step))
         findings += tuple(state.inputs.take(window))
-        findings += tuple(state.odd_inputs.take(window, INPUT_SIZES))
-        findings += tuple(state.moved.take(window, INPUT_SIZES))
+        state.received.take(window)
+        received = state.received.ranks
+        findings += tuple(state.odd_inputs.take(window, INPUT_SIZES, received))
+        findings += tuple(state.moved.take(window, INPUT_SIZES, received))
         findings += tuple(_of_kinds(findings, state, window))
         return Outcome({"data.outlier": _check(state, self.policy)}, findings)
 
@@ -332,7 +336,8 @@ class DataOutlier(Detector[OutlierState]):
 def _of_kinds(findings: tuple[Finding, ...], state: OutlierState, window: Window) -> list[Finding]:
     """Inputs of another kind, but for those that were found to be of another size alone."""
     resized = {f.ranks for f in findings if f.key.startswith("inputs:")}
-    found, unlike = state.changed.take(window), state.unlike.take(window)
+    received = state.received.ranks
+    found, unlike = state.changed.take(window, received), state.unlike.take(window, received)
     # A loss that goes below 0 is the surrogate of a game: each rank plays one of its own.
     if not state.signed:
         found += unlike

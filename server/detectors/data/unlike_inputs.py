@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,13 +30,10 @@ from rankscope.server.detectors.mechanisms.epochs_seen import Visits
 from rankscope.server.detectors.mechanisms.statistics import (
     change_point,
     mean_over_ranks,
-    rank_rows,
 )
 from rankscope.server.detectors.mechanisms.wording import number, percent, ranks, sentences
 from rankscope.server.window import Bool, Float64, Window
 
-# Whether a rank's model is given what another rank has computed: that is no data.
-RECEIVED = "input_received"
 # Latest observations that are judged together, the most first, and in how many blocks.
 _LENGTHS, _BLOCKS = (64, 32), 8
 # Observations from one judgement to the next, and that are remembered.
@@ -190,20 +188,21 @@ class UnlikeInputs:
 
     groups: dict[tuple[tuple[int, ...], str], Group] = field(default_factory=dict)
     visits: Visits = field(default_factory=Visits)
-    received: set[int] = field(default_factory=set)
     _most: float = math.inf
 
-    def take(self, window: Window) -> list[Finding]:
-        """Goes through a window; what was found."""
+    def take(self, window: Window, received: Collection[int]) -> list[Finding]:
+        """Goes through a window; what was found.
+
+        Args:
+            received: ranks that read no data.
+        """
         self.visits.lay(window)
-        for _, row in zip(*rank_rows(window, RECEIVED), strict=True):
-            self.received |= set(window.ranks[row > 0].tolist())
         lengths = mean_over_ranks(window, "loader_batches")[1]
         if len(lengths):
             self._most = float(lengths[-1])
         waiting = [
             (read.step, n, group, read)
-            for n, group in enumerate(self._groups(window))
+            for n, group in enumerate(self._groups(window, received))
             for read in batches(window, group.series, group.members)
         ]
         for step, _, group, read in sorted(waiting, key=lambda one: one[:2]):
@@ -211,18 +210,22 @@ class UnlikeInputs:
             group.take(read, self.visits.mean, self._most * read.samples)
         self.visits.pass_to(window.last_step)
         for (members, _), group in self.groups.items():
-            if members not in window.data_parallel or not self.received.isdisjoint(members):
+            if members not in window.data_parallel or _any(members, received):
                 group.watch.good(window.last_step)  # they are others by now
         found = [e for group in self.groups.values() for e in group.watch.take(window.last_step)]
         return [_finding(episode) for episode in found]
 
-    def _groups(self, window: Window) -> list[Group]:
+    def _groups(self, window: Window, received: Collection[int]) -> list[Group]:
         return [
             self.groups.setdefault((members, series), Group(members, series))
             for members in window.data_parallel
-            if len(members) > 1 and self.received.isdisjoint(members)
+            if len(members) > 1 and not _any(members, received)
             for series in (NUMBERS, TOKENS)
         ]
+
+
+def _any(members: Iterable[int], among: Collection[int]) -> bool:
+    return any(rank in among for rank in members)
 
 
 def _from_the_others(values: Float64) -> Float64:

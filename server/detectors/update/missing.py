@@ -263,12 +263,15 @@ class UpdateMissing(Detector[MissingState]):
                 said = [int(event.data.get(name, 0)) for name in names]
                 state.unstepped[event.rank] = Unstepped(event.step, *said)
         found: dict[int, Unstepped] = {}
+        furthest = max((life.last_step for life in window.liveness), default=-1)
         for rank, one in tuple(state.unstepped.items()):
             life = liveness.get(rank)
             # What is logged in a step that does not end says nothing of its end; while it goes on,
             # the next one does.
             goes_on = life is not None and life.state == "running"
-            told = goes_on or one.at_end or rank in state.told
+            # Other ranks do not wait for it.
+            left = furthest - one.step >= self.policy.left_behind
+            told = goes_on or one.at_end or left or rank in state.told
             if life is None or life.last_step >= one.step + told:
                 del state.unstepped[rank]
                 continue
@@ -280,12 +283,14 @@ class UpdateMissing(Detector[MissingState]):
                     found[rank] = one
                     continue
                 least = max(self.policy.without, self.policy.longest_steps * state.longest)
-                if one.seconds < least:
+                if one.seconds < least and not left:
                     continue
             elif one.ended:
                 found[rank] = one
                 continue
-            many = max(one.passes, one.forwards if one.steps else 0) >= self.policy.accumulated
+            many = max(one.passes, one.forwards if one.steps else 0) >= (
+                self.policy.left_behind if left else self.policy.accumulated
+            )
             if many or (one.passes and 2 * one.discarded >= one.passes):
                 found[rank] = one
         state.told = set(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rankscope.server.detectors.policy import Observations, Policy, Seconds, Share, Times
+from rankscope.server.detectors.policy import Count, Observations, Policy, Seconds, Share, Times
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,8 @@ class MissingPolicy(Policy):
             has done so by then.
         accumulated: backward passes without any step of the optimizer, from which on it is no
             accumulation; who accumulates takes some tens, and few hundreds.
+        left_behind: steps by which other ranks are ahead of one that computes on without a step,
+            and as many of its passes, from which on it is none that will come.
         longest_steps: time without a step, after steps that came, as a multiple of the longest of
             them: what else a loop does in between (an evaluation, a checkpoint) is in that.
         without: seconds without a step, where that is longer; an evaluation that is not called one
@@ -42,6 +44,7 @@ class MissingPolicy(Policy):
     converged: Share = 1e-5
     never: Observations = 8
     accumulated: Observations = 512
+    left_behind: Count = 32
     longest_steps: Times = 10.0
     without: Seconds = 30.0
     in_vain: Share = 0.5
