@@ -232,8 +232,15 @@ def _where(incident: Divergence) -> str:
 def _values(incident: Divergence) -> str:
     suspects = sorted({v for r, v in incident.values.items() if r in incident.ranks})
     others = sorted({v for r, v in incident.values.items() if r not in incident.ranks})
-    found = listing([number(v) for v in suspects], most=4)
-    return f"{found} instead of {number(others[0])}" if others else found
+    shown = number
+    if others and number(others[0]) in map(number, suspects):
+        shown = _exactly  # they differ beyond three digits
+    found = listing([shown(v) for v in suspects], most=4)
+    return f"{found} instead of {shown(others[0])}" if others else found
+
+
+def _exactly(value: float) -> str:
+    return f"{value:.9g}"
 
 
 def _explain(incident: Divergence, drifting: bool, *, alone: bool) -> tuple[str, str]:

@@ -6,12 +6,19 @@ ranks that differ from all others may be meant to.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from rankscope.server.detectors.desync.incident import Divergence
 from rankscope.server.detectors.desync.optimizer_settings import STAGE as SETTINGS_STAGE
-from rankscope.server.detectors.desync.order import differing_setting, reduces_no_longer
+from rankscope.server.detectors.desync.order import (
+    differing_setting,
+    held_elsewhere,
+    reduces_no_longer,
+)
+from rankscope.server.detectors.desync.resets import Blame
 from rankscope.server.detectors.desync.state import GRADIENTS, KIND_OF_STAGE, DesyncState
+from rankscope.server.detectors.push.applied import SERIES as PUSHES
 from rankscope.server.window import Comparison, Window
 
 
@@ -41,6 +48,10 @@ def open_divergence(
         setting, values = differing_setting(window, first)
         if not setting:
             setting, values = state.given.differing(window, first)
+        elsewhere = held_elsewhere(window, first, setting)
+        blame = _on_the_side_of(blame, {r for r, v in values.items() if v in elsewhere})
+    elif first.stage == "parameters":
+        blame = _on_the_side_of(blame, _servers(window))
     return Divergence(
         first_step=blame.first_step,
         reported=blame.reported,
@@ -72,6 +83,33 @@ def open_divergence(
         tentative=_may_be_meant(window, state, first, comparisons),
         at_start=any(first.step in begins for begins in window.begins.values()),
     )
+
+
+def _on_the_side_of(blame: Blame, right: Collection[int]) -> Blame:
+    """Where the ranks alone do not tell who is wrong, those that differ from these are.
+
+    Of two ranks that share a part of the model, the one that is set as ranks of other parts are is
+    right; and of a server and a worker that holds its parameters the server.
+    """
+    members = {rank for group in blame.groups for rank in group}
+    sound = members.intersection(right)
+    if blame.decided or not sound or sound == members:
+        return blame
+    others = tuple(group for group in blame.groups if sound.isdisjoint(group))
+    if len(others) != len(blame.groups) - 1:
+        return blame
+    return replace(
+        blame,
+        decided=True,
+        suspects=tuple(sorted(members - sound)),
+        groups=(tuple(sorted(sound)), *others),
+    )
+
+
+def _servers(window: Window) -> set[int]:
+    """Ranks that apply what workers push."""
+    pushed = window.series.get(PUSHES[0])
+    return set() if pushed is None else set(window.ranks[pushed.present.any(axis=1)].tolist())
 
 
 def _may_be_meant(

@@ -92,6 +92,17 @@ def differing_setting(window: Window, comparison: Comparison) -> tuple[str, dict
     return "", {}
 
 
+def held_elsewhere(window: Window, comparison: Comparison, called: str) -> set[float]:
+    """What a setting is, at a step, on ranks that hold other parts of the model."""
+    column = int(np.searchsorted(window.steps, comparison.step))
+    for name, setting in SETTINGS.items():
+        series = window.series.get(name)
+        if series is not None and setting == called:
+            rows = ~np.isin(window.ranks, comparison.ranks) & series.present[:, column]
+            return set(series.values[rows, column].tolist())
+    return set()
+
+
 def reduces_no_longer(window: Window, step: int) -> bool:
     """Whether gradients are not reduced from some step before on, as post-local SGD has it."""
     parallel = window.config.get("data_parallel")
