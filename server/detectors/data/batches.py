@@ -14,6 +14,11 @@ from rankscope.server.window import Series, Window
 # What they are recorded as.
 BATCHES = ("words/batch", f"words/{BATCH_PART}")
 
+# Series of what comes of a batch on its own rank.
+RESULTS = ("loss", "grad_norm_local")
+# Spreads the bits of a number over all bits of a word.
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
 # How often, in a whole run, labels may be said to come again that do so by chance.
 _ERRORS = 1e-6
 # Different labels in a sequence that comes again, at least: of fewer, a pattern that a balanced
@@ -31,6 +36,20 @@ def batch_digests(window: Window) -> Series | None:
         return part if whole is None else whole
     values = np.where(part.present, part.values, whole.values)
     return Series(values, part.present | whole.present)
+
+
+def result_digests(window: Window) -> Series | None:
+    """What each rank computed of its batch [R, S]: its loss and the norm of its own gradient.
+
+    Where nobody sees the batches, these are as good as digests of them: two batches do not give the
+    same two numbers to the last bit, step by step.
+    """
+    loss, norm = (window.series.get(name) for name in RESULTS)
+    if loss is None or norm is None:
+        return None
+    there = loss.present & norm.present & np.isfinite(loss.values) & np.isfinite(norm.values)
+    bits = [np.ascontiguousarray(one.values, np.float64).view(np.uint64) for one in (loss, norm)]
+    return Series(np.where(there, bits[0] * _ODD ^ bits[1], np.uint64(0)), there)
 
 
 def label_digests(window: Window) -> Series | None:

@@ -8,7 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.data.batches import BATCHES, batch_digests
+from rankscope.server.detectors.data.batches import (
+    BATCHES,
+    RESULTS,
+    batch_digests,
+    result_digests,
+)
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
 from rankscope.server.detectors.mechanisms.wording import count, listing, ranks, sentences
 from rankscope.server.detectors.policy import Observations, Policy
@@ -51,12 +56,14 @@ class DuplicatedState:
     """What is remembered.
 
     Attributes:
+        seen: whether digests of batches are posted; else what comes of them is compared.
         judged: steps at which two or more replicas had posted their batches.
         constant: those at which a rank's own batch was the one before it.
         groups, streak, since: ranks with the same batch, at this many consecutive observations.
         last: batch of each rank at its last observation.
     """
 
+    seen: bool = False
     judged: int = 0
     constant: int = 0
     ranks: int = 0
@@ -76,7 +83,8 @@ class Duplicated(Detector[DuplicatedState]):
         parts). All replicas alike at two
         consecutive steps, or some of them at four. A rank whose batch is the one before it has
         synthetic input, or all of the data in one batch, and is not judged. Over after 8 steps
-        without.
+        without. Where no batch is seen (loops that call `monitor.step`), two ranks of three or more
+        whose loss and norm of the own gradient are equal to the last bit have one, too.
 
     Severity:
         Warning; critical where all ranks have the same batch.
@@ -90,7 +98,7 @@ class Duplicated(Detector[DuplicatedState]):
     """
 
     kinds = ("data.duplicated",)
-    wants = ("loss",)
+    wants = RESULTS
     min_ranks = 2
 
     policy: DuplicatedPolicy
@@ -102,6 +110,9 @@ class Duplicated(Detector[DuplicatedState]):
     def advance(self, window: Window, state: DuplicatedState) -> Outcome:
         """Goes through the batches step by step."""
         series = batch_digests(window)
+        state.seen = state.seen or series is not None
+        if not state.seen:
+            series = result_digests(window)
         classes = [c for c in window.data_parallel if len(c) > 1]
         if series is not None and classes and len(window.steps):
             rows = {int(rank): row for row, rank in enumerate(window.ranks)}
@@ -111,7 +122,7 @@ class Duplicated(Detector[DuplicatedState]):
             for column in np.flatnonzero(series.present[paired].sum(axis=0) > 1).tolist():
                 if distinct[column]:
                     before = column
-                    state.judged += 1
+                    state.judged += state.seen
                     state.ranks = max(state.ranks, len(window.ranks))
                     state.streak, state.groups = 0, ()
                     state.watch.good(int(window.steps[column]))
@@ -135,7 +146,7 @@ class Duplicated(Detector[DuplicatedState]):
     ) -> None:
         step = int(window.steps[column])
         last, state.last = state.last, {**state.last, **now}
-        state.judged += 1
+        state.judged += state.seen
         state.ranks = max(state.ranks, len(now))
         if any(last.get(rank) == batch for rank, batch in now.items()):
             state.constant += 1
@@ -160,6 +171,10 @@ class Duplicated(Detector[DuplicatedState]):
         state.since = state.since if again else step
         state.groups = found
         everyone = found == tuple(sorted(classes))
+        if everyone and not state.seen:
+            # Results that all have in common may be those of the whole job.
+            state.watch.good(step)
+            return
         if (
             state.streak >= (self.policy.everyone if everyone else self.policy.some)
             or state.watch.open(step) is not None

@@ -242,15 +242,29 @@ class Divergence(Incident):
             return
         if self.decided and (self.stage != "reduced_gradient" or right == set(self.groups[0])):
             return
-        self.decided, self.tentative = True, False
-        self.ranks = tuple(r for r in there if r not in right)
+        self._blame(tuple(r for r in there if r not in right), right)
+
+    def _decide_zeros(self) -> None:
+        """Of two ranks the one that has no gradient of what the other has one of is wrong."""
+        if sum(map(len, self.groups)) != 2:
+            return
+        first, second = (group[0] for group in self.groups)
+        if all(t.factor == 0.0 for t in self.tensors):
+            self._blame((second,), {first})
+        elif all(t.distance > 0 and not math.isfinite(t.relative) for t in self.tensors):
+            # What they are held against has no length.
+            self._blame((first,), {second})
+            self.tensors = tuple(replace(t, factor=0.0, relative=1.0) for t in self.tensors)
+
+    def _blame(self, wrong: tuple[int, ...], right: set[int]) -> None:
+        self.decided, self.tentative, self.ranks = True, False, wrong
         self.groups = (
             tuple(sorted(right)),
             *(group for group in self.groups if set(group) != right),
         )
         # What was taken for those that differ is what the others differ from.
         self.tensors = tuple(
-            replace(t, ranks=self.ranks, factor=1.0 / t.factor if t.factor else math.nan)
+            replace(t, ranks=wrong, factor=1.0 / t.factor if t.factor else math.nan)
             if set(t.ranks) == right
             else t
             for t in self.tensors
@@ -265,6 +279,8 @@ class Divergence(Incident):
             self.tensors = tuple(sorted(chosen.tensors, key=_by_relevance))
             self.tensor_count = chosen.tensor_count
             self.tensor_stage, self.tensor_step = chosen.stage, chosen.step
+            if self.stage == self.tensor_stage == "reduced_gradient" and not self.decided:
+                self._decide_zeros()
 
     def _name_more(self, comparisons: Sequence[Comparison]) -> None:
         """Learns of further gradients that are not reduced.
