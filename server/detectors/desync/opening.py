@@ -50,7 +50,7 @@ def open_divergence(
             setting, values = state.given.differing(window, first)
         elsewhere = held_elsewhere(window, first, setting)
         blame = _on_the_side_of(blame, {r for r, v in values.items() if v in elsewhere})
-    elif first.stage == "parameters":
+    elif first.stage in ("outside_optimizer", "parameters"):
         blame = _on_the_side_of(blame, _servers(window))
     return Divergence(
         first_step=blame.first_step,

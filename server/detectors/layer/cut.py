@@ -109,10 +109,10 @@ def never_finding(episode: Episode[Cut], window: Window, *, large_part: float) -
             f"At {count(episode.seen, 'observation')} from the beginning on at least "
             f"{count(facts.missing, 'tensor')}{of} had no "
             f"gradient{': ' if names else ''}{names}.",
-            "The backward pass reaches them, and what it brings is exactly 0: all units behind "
-            "them are inactive (of a ReLU, with biases far below 0), a weight, mask or factor "
-            "behind them is 0, or they are multiplied with each other and both begin at 0, so that "
-            "neither can leave it."
+            "Their gradients are exactly 0: all units behind them are inactive (of a ReLU, with "
+            "biases far below 0), a weight, mask or factor behind them is 0, they are multiplied "
+            "with each other and both begin at 0, so that neither can leave it, or they are not "
+            "used, and `zero_grad(set_to_none=False)` leaves zeros."
             if facts.zeros
             else "They are not used, or cut off from the loss (`detach`, `no_grad`, a way through "
             "numbers that are no tensors).",

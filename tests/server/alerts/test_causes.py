@@ -29,6 +29,16 @@ CASES = {
         alert("gradient.vanishing", 60, evidence={"ratio": 1e-3}),
         True,
     ),
+    "gradients that are zero, and the weight decay that goes on": (
+        forever("gradient.vanishing", 0, severity="critical", evidence={"observed": 160}),
+        alert("update.drift", 2, key="shrunk"),
+        True,
+    ),
+    "a loss that stays, and units that died of which enough are left": (
+        forever("loss.plateau", 0),
+        forever("layer.dead", 46, key="units:dead", evidence={"enough_left": True}),
+        True,
+    ),
     "answers at rest whose gradient is gone, and steps that are small": (
         forever("loss.plateau", 0, evidence={"grad_norm_first": 0.04}),
         alert("lr.too_low", 0),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from tests.support.runs.traces import Trace
@@ -136,14 +138,18 @@ def reaching(
     size: float = 5000.0,
     begin: int = 0,
     steps: int = 160,
+    explained: float = math.nan,
 ) -> Trace:
     """Two ranks whose outputs grow from one share of their targets to another.
 
     Args:
         size: of the targets.
+        explained: share of their deviance; NaN: not posted.
         begin: first step of the run.
     """
     random = np.random.default_rng(seed)
     course = np.geomspace(first, last, steps) * np.exp(0.1 * random.standard_normal((2, steps)))
     series = {"output_scale": course, "target_size": np.full((2, steps), size)}
+    if math.isfinite(explained):
+        series["explained_deviance"] = np.full((2, steps), explained)
     return Trace("reaching", seed, begin + np.arange(steps), series)

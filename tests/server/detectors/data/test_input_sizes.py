@@ -150,6 +150,20 @@ def test_one_such_batch_of_one_rank_is_an_accident():
     assert alert.state == "resolved"
 
 
+def test_one_that_no_data_explain_is_none():
+    rms = sizes(scatter=0.1)
+    rms[:, 70] *= 10_000
+    (alert,) = odd(rms)
+    assert (alert.severity, alert.ranks, alert.first_step) == ("warning", (), 70)
+    # Beside what has come before, or of padding alone.
+    random = np.random.default_rng(2)
+    wide = np.exp(2.0 * random.standard_normal((4, 160)))
+    wide[:, 70] = 10_000
+    empty = sizes(scatter=0.1)
+    empty[:, 70] = 0.0
+    assert not [alert for alert in odd(wide) + odd(empty) if alert.severity != "info"]
+
+
 def test_other_data_from_some_step_on_and_heavy_tails_are_no_single_batches():
     rms = sizes(scatter=0.05)
     rms[:, 80:] *= 20

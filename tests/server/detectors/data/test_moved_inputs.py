@@ -10,12 +10,25 @@ from tests.support.runs.traces import Trace
 STEPS = 240
 
 
-def alerts(factor, *, at=120, rise=0.0, ranks=2, until=STEPS, late=0, every=1, cuts=(), noise=0.05):
+def alerts(
+    factor,
+    *,
+    at=120,
+    rise=0.0,
+    ranks=2,
+    until=STEPS,
+    late=0,
+    every=1,
+    cuts=(),
+    noise=0.05,
+    received=0,
+):
     """A run whose inputs have another size from step `at` to `until`, and whose loss rises then.
 
     Args:
         rise: of the loss, as a share of it.
         late: steps by which the last rank is later than the others.
+        received: the last ones of the ranks, which are given what others have computed.
     """
     random = np.random.default_rng(3)
     each, shape = np.arange(STEPS), (ranks, STEPS)
@@ -28,10 +41,21 @@ def alerts(factor, *, at=120, rise=0.0, ranks=2, until=STEPS, late=0, every=1, c
         "moved",
         0,
         each,
-        {"loss": np.where(moved, loss * (1 + rise), loss), "input_rms": size},
+        {
+            "loss": np.where(moved, loss * (1 + rise), loss),
+            "input_rms": size,
+            "input_received": np.tile(np.arange(ranks)[:, None] >= ranks - received, STEPS) * 1.0,
+        },
         present={"loss": np.ones_like(present), "input_rms": present},
     )
     return judge(made, [DataOutlier()], cuts).alerts
+
+
+@pytest.mark.parametrize(("factor", "size"), [(4.0, "larger"), (0.1, "smaller")])
+def test_what_later_stages_of_a_pipeline_are_given_is_no_data(factor, size):
+    (alert,) = alerts(factor, rise=1.0, ranks=4, received=2)
+    assert f"times {size} since step 120" in alert.title
+    assert not alerts(factor, rise=1.0, ranks=2, received=2)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 8])

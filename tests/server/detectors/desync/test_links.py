@@ -139,6 +139,18 @@ def test_of_two_ranks_the_one_that_applied_the_mean_is_right():
 
 
 @pytest.mark.parametrize(
+    ("relative", "factor", "who"), [(1.0, 0.0, 1), (math.inf, math.nan, 0), (0.5, math.nan, None)]
+)
+def test_of_two_ranks_the_one_without_a_gradient_is_wrong(relative, factor, who):
+    made = two_ranks(0)
+    held = [replace(tensor("w0", ranks=(1,)), relative=relative, factor=factor)]
+    made.take([compared(1, held)])
+    text = said(made)
+    assert made.ranks == ((0, 1) if who is None else (who,))
+    assert ("the gradient of w0 was zero on rank" in text) == (who is not None)
+
+
+@pytest.mark.parametrize(
     ("factors", "times"),
     [
         # Clipped, and a bucket of rank 0 divided by three ranks beside.

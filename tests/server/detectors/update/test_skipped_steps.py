@@ -1,5 +1,7 @@
 """Passes go on, and no step comes any more."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -66,6 +68,16 @@ def test_what_may_be_ordinary_is_not(more):
 def test_of_steps_that_take_long_more_is_allowed():
     assert not found([unstepped(0)], seconds=10.0)
     assert found([unstepped(0, seconds=110)], seconds=10.0)
+
+
+@pytest.mark.parametrize(("ahead", "passes"), [(32, 40), (31, 40), (32, 31)])
+def test_other_ranks_that_go_on_show_it_sooner(ahead, passes):
+    event = unstepped(1, passes=0, discarded=0, forwards=passes, seconds=3)
+    made = window([event], last=LAST + 1 + ahead, state="finished")
+    life = tuple(replace(one, last_step=LAST) if one.rank == 1 else one for one in made.liveness)
+    findings, _ = Evaluation([UpdateMissing()], strict=True).advance(replace(made, liveness=life))
+    found = [f.ranks for f in findings if f.key == "unstepped"]
+    assert found == ([(1,)] if ahead >= 32 and passes >= 32 else [])
 
 
 def test_forward_passes_alone_are_a_warning_when_they_are_many():
