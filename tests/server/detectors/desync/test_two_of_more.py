@@ -43,7 +43,7 @@ def test_the_one_whose_rate_other_stages_have_is_right(rates, wrong):
     assert beside("rate", rates)[0] == ("desync.hyperparameters", wrong)
 
 
-@pytest.mark.parametrize("fault", ["bitflip", "skipped"])
+@pytest.mark.parametrize("fault", ["bitflip", "written"])
 @pytest.mark.parametrize(("pushes", "wrong"), [(False, (0, 1)), (True, (1,))])
 def test_the_server_is_right_where_a_worker_holds_something_else(fault, pushes, wrong):
     assert beside(fault, [], pushes=pushes)[0] == ("desync.parameters", wrong)
