@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +46,8 @@ class StateChanges(Probe):
     parameter stands for all. Reported where it was as it should be before the 8 steps seen last,
     eight times at most; the next 16 steps are sampled then. One of these reports says, with their
     number as `again`, that after the one before it was reset or set back at eight steps without
-    being so between them.
+    being so between them. Or, with `renewed` as the first of them, that another optimizer without a
+    state has stepped at each of eight steps, each in place of the one before.
 
     Costs 10 to 20 microseconds a step (tier `basic`), where the step before or after is sampled.
     """
@@ -58,6 +62,8 @@ class StateChanges(Probe):
         self._steady = 0
         self._told = 0
         self._again = 0  # changes since the last report, without steady steps between them
+        self._owner: Callable[[], Any] = lambda: None  # the optimizer that stepped last
+        self._renewed: list[int] = []  # steps in a row of optimizers that had never stepped
 
     def before_step(self, facts: StepFacts) -> None:
         """Whether the state is what the step seen last has left, or later steps."""
@@ -66,6 +72,12 @@ class StateChanges(Probe):
             return
         own = state_of(self.context.optimizer).get(of)
         how, count = _change(seen, own, same=seen.step == facts.step - 1)
+        if own or self._owner() is self.context.optimizer:
+            self._renewed.clear()
+        elif len(self._renewed) < _AGAIN:
+            self._renewed.append(facts.step)
+            if len(self._renewed) == _AGAIN:
+                self._report_renewed(facts.step)
         if not how:
             self._steady += 1
             return
@@ -88,9 +100,17 @@ class StateChanges(Probe):
         self.context.event(facts.step, EVENT, text, data)
         self.context.schedule.ask_dense(facts.step + SAMPLES)
 
+    def _report_renewed(self, step: int) -> None:
+        since = self._renewed[0]
+        data = {"how": "reset", "seen": since - 1, "again": _AGAIN, "renewed": since}
+        text = f"another optimizer without a state has stepped at each step since step {since}"
+        self.context.event(step, EVENT, text, data)
+
     def after_step(self, facts: StepFacts) -> None:
         """What the step left."""
         self._seen = None
+        with contextlib.suppress(TypeError):  # one that nothing can refer to weakly
+            self._owner = weakref.ref(self.context.optimizer)
         state = state_of(self.context.optimizer)
         of = self._of
         if of is None or of not in state:

@@ -23,6 +23,7 @@ class Reset:
         before, after: steps that the state says it has taken; None where it does not.
         again: how often it has changed since the last report, a few steps apart each; 0 for the
             first time.
+        renewed: the first step of a new optimizer at each step since; -1 where it was not that.
     """
 
     rank: int
@@ -32,6 +33,7 @@ class Reset:
     before: float | None = None
     after: float | None = None
     again: int = 0
+    renewed: int = -1
 
     def __str__(self) -> str:
         counted = ""
@@ -81,6 +83,7 @@ class Resets:
                         _number(data.get("before")),
                         _number(data.get("after")),
                         int(_number(data.get("again")) or 0),
+                        int(_number(data.get("renewed", -1)) or 0),
                     )
                 )
 

@@ -39,12 +39,13 @@ class UpdateReset(Detector[ResetState]):
         What a rank sees of the state of one parameter: it is gone, its step counter has gone back,
         or it was written in place since the last step; and it was as it should be before the 8
         steps before. Reports of several ranks within 16 steps are one event. And (key `again`) at 8
-        further steps without 8 of the other sort between them.
+        further steps without 8 of the other sort between them, or where at each of 8 steps another
+        optimizer without a state stepped in place of the one before.
 
     Severity:
         Info where all ranks report it: many trainings do so on purpose. Warning where some do and
         the others do not, of ranks that have no replica to be compared with (a sharded optimizer),
-        and where it comes again and again after a time without.
+        where it comes again and again after a time without, and of new optimizers at each step.
 
     Evidence:
         `how` (`reset`, `set back`, `written in place`), `before` and `after` (steps that the state
@@ -108,7 +109,8 @@ def _again_finding(again: list[Reset], known: list[Reset], last_step: int) -> Fi
     who = tuple(sorted(whose))
     # The report before the changes that are counted is of the first of them.
     before = [r.step for r in known if r.rank in whose and not r.again and r.step < first.step]
-    since = max(before, default=first.step)
+    renewed = first.renewed >= 0
+    since = first.renewed if renewed else max(before, default=first.step)
     how = first.how
     seen = first.step
     return Incident(
@@ -117,12 +119,20 @@ def _again_finding(again: list[Reset], known: list[Reset], last_step: int) -> Fi
         kind="update.reset",
         key="again",
         severity="warning",
-        title=f"The optimizer's state of {ranks(who)} is {how} again and again since step {since}",
+        title=f"A new optimizer takes each step since step {since}"
+        if renewed
+        else f"The optimizer's state of {ranks(who)} is {how} again and again since step {since}",
         ranks=who,
         stage="optimizer_state",
         cause=(
-            f"Since step {since} the optimizer's state of {ranks(who)} has been {how} every few "
-            "steps, and not before. Moments never become means over several batches: each step "
+            f"At each step since step {since} an optimizer has stepped on {ranks(who)} that had "
+            "never stepped before, in place of the last one. "
+            if renewed
+            else f"Since step {since} the optimizer's state of {ranks(who)} has been {how} every "
+            "few steps, and not before. "
+        )
+        + (
+            "Moments never become means over several batches: each step "
             "follows its own batch, with the size of a first step (of Adam, the full learning "
             "rate for every parameter, however small its gradient)."
         ),

@@ -70,6 +70,13 @@ def state_changed(
     return _run("state", seed, 3, events)
 
 
+def renewed(seed: int, *, since: int = 1) -> Trace:
+    """Three ranks with a new optimizer at each step."""
+    data = {"how": "reset", "seen": since - 1, "again": 8, "renewed": since}
+    events = [Occurrence(rank, since + 7, "optimizer.state", "", data, 0.0) for rank in range(3)]
+    return _run("renewed", seed, 3, events)
+
+
 def set_back(
     seed: int,
     *,

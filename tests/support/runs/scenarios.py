@@ -62,7 +62,13 @@ from tests.support.runs.recurring import (
     teeth,
 )
 from tests.support.runs.replicas import apart
-from tests.support.runs.reported import frozen_written, set_back, skipped_gradients, state_changed
+from tests.support.runs.reported import (
+    frozen_written,
+    renewed,
+    set_back,
+    skipped_gradients,
+    state_changed,
+)
 from tests.support.runs.resizing import resized
 from tests.support.runs.slow import slow
 from tests.support.runs.timings import (
@@ -348,6 +354,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         frozen_written,
         skipped_gradients,
         state_changed,
+        renewed,
         set_back,
         zeros,
         zero_at,

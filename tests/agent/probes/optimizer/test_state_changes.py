@@ -121,3 +121,38 @@ def test_what_is_cleared_before_each_step_is_the_trainers_way():
         job.optimizer.step()
     job.close()
     assert not [kind for _, kind, _, _ in job.events if kind == EVENT]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "told"),
+    [
+        (torch.optim.AdamW, {}, True),
+        (torch.optim.SGD, {"momentum": 0.9}, True),
+        # It has nothing to lose.
+        (torch.optim.SGD, {}, False),
+    ],
+)
+def test_an_optimizer_that_is_built_anew_for_each_step(watching, kind, options, told):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = kind(model.parameters(), lr=0.01, **options)
+    watching.attach(model, optimizer)
+    for _ in range(30):
+        optimizer.zero_grad()
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+        optimizer = kind(model.parameters(), lr=0.01, **options)
+    text = "another optimizer without a state has stepped at each step since step 1"
+    assert watching.events(EVENT) == ([(8, text)] if told else [])
+
+
+def test_two_optimizers_that_take_turns_are_not_new_each_time(watching):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    both = [torch.optim.AdamW(model.parameters(), lr=rate) for rate in (0.01, 0.02)]
+    watching.attach(model, both[0])
+    for step in range(40):
+        both[step % 2].zero_grad()
+        model(torch.ones(4, 3)).sum().backward()
+        both[step % 2].step()
+    assert not watching.events(EVENT)
