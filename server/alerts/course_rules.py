@@ -35,11 +35,11 @@ COURSE_RULES = (
         why="where no gradient is left, weight decay and momentum alone move the parameters",
     ),
     Rule(
-        root=("loss.plateau", "gradient.vanishing"),
+        root=("loss.plateau",),
         consequence=("layer.dead",),
         key="units:",
         has="enough_left",
-        earliest=-_ANY,
+        earliest=-EPISODE,
         same_ranks=False,
         why="nothing was learned before these units died either, and the others could learn",
     ),

@@ -108,7 +108,7 @@ def applied(
         tensors=len(shows),
         averaged=tuple(averaged.sum(axis=1).tolist()),
         own=tuple(own.sum(axis=1).tolist()),
-        factors=tuple(_common(of_rank) for of_rank in factors),
+        factors=tuple(_common(row, max(_SAME, float(tolerance.max()))) for row in factors),
         unreduced=tuple(names[i] for i in np.flatnonzero(unreduced)[:_MAX_TENSORS]),
         unreduced_count=int(unreduced.sum()),
         changed=tuple(names[i] for i in np.flatnonzero(changed)[:_MAX_TENSORS]),
@@ -121,14 +121,15 @@ def applied(
 def _as_rounded(
     mean: Float64, local: Float64, came: Float64, sizes: Float64, tolerance: Float64
 ) -> tuple[Float64, Bool, Float64] | None:
-    """The same for a reduction that sent numbers of fewer bits than its tensors have.
+    """What each rank applied, if the reduction sent numbers of fewer bits than its tensors have.
 
-    How many these are, nobody says whose hook or loop is its own: the rank that came nearest to the
-    mean of a tensor shows what rounding made of it. Ranks that are all off by that much, and apply
-    one multiple, were given something beside it instead.
+    How many bits, a communication hook or loop of the user's own does not say: the rank that came
+    nearest to the mean of a tensor shows what rounding made of it. None where no rank applied its
+    own gradient or another multiple than the rest: then all were given something beside the mean.
 
     Returns:
-        Factors and tolerance as above, and whether it is a multiple of its own, bool [R, T].
+        Factors to the mean, float64 [R, T], NaN for no multiple; whether it is a multiple of the
+        rank's own gradient, bool [R, T]; and what rounding may have made of each tensor, [T].
     """
     nearest = _distances(mean, came, sizes.mean(axis=0)).min(axis=0)
     rounding = np.where(nearest * _ROUNDED <= HALF_TOLERANCE, nearest * _ROUNDED, 0.0)
@@ -191,10 +192,14 @@ def _multiples(
     return made, left
 
 
-def _common(factors: Float64) -> float:
-    """The factor that all tensors of a rank have which have one; NaN where it is not one."""
+def _common(factors: Float64, same: float) -> float:
+    """The factor that all tensors of a rank have which have one; NaN where it is not one.
+
+    Args:
+        same: share of it by which rounding makes them differ.
+    """
     known = factors[np.isfinite(factors)]
     if not len(known):
         return math.nan
     middle = float(np.median(known))
-    return middle if bool((np.abs(known - middle) <= _SAME * abs(middle)).all()) else math.nan
+    return middle if bool((np.abs(known - middle) <= same * abs(middle)).all()) else math.nan

@@ -83,6 +83,7 @@ class Scored:
 
     Attributes:
         calm: steps without what was found, after which it is over.
+        first_step, last_step: of its observations.
         in_a_row: judgements that found it to have fallen, one after the other.
         moved: standard errors by which it lies above its beginning; NaN where not judged.
     """
@@ -93,6 +94,8 @@ class Scored:
     waiting: list[float] = field(default_factory=list)
     each: int = 1
     count: int = 0
+    first_step: int = -1
+    last_step: int = -1
     judged: int = 0
     in_a_row: int = 0
     moved: float = math.nan
@@ -112,6 +115,8 @@ class Scored:
     def push(self, step: int, value: float) -> bool:
         """Takes the next one; returns whether there is a tenth more than when last judged."""
         self.count += 1
+        self.first_step = step if self.first_step < 0 else self.first_step
+        self.last_step = step
         self.run.push(step, value)
         self.waiting.append(value)
         if len(self.waiting) < self.each:
@@ -154,8 +159,8 @@ class Scores:
                 one = self._known[name]
                 due = one.push(step, value)
                 self._judge_constant(step, name, one, policy)
-                self._judge_sunk(step, name, one, policy)
                 self._judge_standing(step, name, one, policy)
+                self._judge_sunk(step, name, one, policy)
                 if due and one.count >= policy.lost_scored:
                     one.judged = one.count
                     one.moved = _moved(np.array(one.values))
@@ -187,9 +192,10 @@ class Scores:
         one.constant.bad(step, found, first_step=found.since).facts = found
 
     def _judge_sunk(self, step: int, name: str, one: Scored, policy: FallingPolicy) -> None:
-        found = sinking.sunk(name, one.steps, one.values, policy)
-        others = [other.values for other in self._known.values() if other is not one]
-        if found is None or any(sinking.rises(values, policy) for values in others):
+        since, last, values = one.first_step, one.last_step, one.values
+        found = sinking.sunk(name, since, last, values, one.count, policy)
+        stands = one.stands.open(step) is not None
+        if found is None or stands or self._others_rise(one, policy):
             one.sunk.good(step)
             return
         one.sunk.bad(step, found, first_step=found.since).facts = found
@@ -197,17 +203,22 @@ class Scores:
     def _judge_standing(self, step: int, name: str, one: Scored, policy: FallingPolicy) -> None:
         found = None
         if parts_of(name) & constant.OF_ANSWERS and one.constant.open(step) is None:
-            found = sinking.stands(name, one.steps, one.values, self.learned, policy)
-        if found is None:
+            since, last, values = one.first_step, one.last_step, one.values
+            found = sinking.stands(name, since, last, values, one.count, self.learned, policy)
+        if found is None or self._others_rise(one, policy):
             one.stands.good(step)
             return
         one.stands.bad(step, found, first_step=found.since).facts = found
+
+    def _others_rise(self, but: Scored, policy: FallingPolicy) -> bool:
+        others = [other.values for other in self._known.values() if other is not but]
+        return any(sinking.rises(values, policy) for values in others)
 
     def _judge_unmoved(self, step: int, name: str, one: Scored, policy: FallingPolicy) -> None:
         found = unmoved.unmoved(
             name,
             parts_of(name),
-            one.steps,
+            one.first_step,
             np.array(one.values),
             one.count,
             policy,

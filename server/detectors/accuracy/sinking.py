@@ -15,8 +15,8 @@ from rankscope.server.detectors.policy import Observations, Share, Sigmas, Steps
 from rankscope.server.detectors.profiles import OWN_GOAL
 
 # Times the lowest of some scores, above which the highest has moved.
-_MOVED = 1.25
-# Mann-Kendall Z of another score that gets better: of 7 values by chance 1 in 100.
+_MOVED = 1.15
+# Mann-Kendall Z of another score that gets better: of 7 values by chance 1 in 187.
 _RISES = 2.3
 
 
@@ -26,21 +26,26 @@ class SinkingPolicy(ConstantPolicy):
 
     Attributes:
         sinking: evaluations before they are judged: fewer in order come so by chance.
-        sinking_most: evaluations up to which they are judged so; of more means are compared.
+        sinking_most: of more evaluations the first and so many of the newest are judged.
+        begun: step by which the first one has to be there: a model that was trained before may
+            well lose what it knew.
         sinking_error: Mann-Kendall Z below 0: of 8 values only all in order, or two neighbours
-            exchanged, reach it (13 of 40,320 orders have that or less).
+            exchanged, reach it (8 of 40,320 orders do).
         sunk: share of the first score that has been lost: what is over-trained loses less.
-        surely, slightly: the same two for what falls by less, at nearly each of 13 evaluations or
-            more: not even over-training has its best score at the very first one.
-        standing: evaluations after which a score that has not moved is reported,
-        standing_steps: and steps that they extend over, at the least.
+        surely: Mann-Kendall Z below 0 of what loses less, as of 11 evaluations in order:
+            over-training has its best score later than at the very first one.
+        slightly: share of the first score that it has lost then.
+        standing: evaluations after which a score that has not moved is reported.
+        standing_steps: steps that they extend over, at the least.
         standing_loss: share of its start that the loss has lost by then.
-        within: by how much such a score differs at the most, of which 0.5 or less (`poor`) is left
-            to gain from.
+        within: by how much such a score differs at the most.
+        standing_low: and how high it may be: answers of four classes that are drawn by chance are
+            right as often.
     """
 
     sinking: Observations = 8
     sinking_most: Observations = 120
+    begun: Steps = 50
     sinking_error: Sigmas = 3.0
     sunk: Share = 0.25
     surely: Sigmas = 4.0
@@ -49,6 +54,7 @@ class SinkingPolicy(ConstantPolicy):
     standing_steps: Steps = 160
     standing_loss: Share = 0.5
     within: Share = 0.03
+    standing_low: Share = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,51 +68,56 @@ class Sunk:
     since: int
 
 
-def sunk(name: str, steps: list[int], values: list[float], policy: SinkingPolicy) -> Sunk | None:
+def sunk(
+    name: str, since: int, step: int, values: list[float], observed: int, policy: SinkingPolicy
+) -> Sunk | None:
     """Whether scores of evaluations, which lie apart, have become worse and worse.
 
     Args:
-        steps: of the values, ascending.
+        since, step: of the first and of the last one; observed: how many there were.
     """
-    many = len(values)
-    if not policy.sinking <= many <= policy.sinking_most or values[0] <= 0:
+    if observed < policy.sinking or since > policy.begun or values[0] <= 0:
         return None
-    if steps[-1] - steps[0] < policy.apart_steps * (many - 1):
+    if step - since < policy.apart_steps * (observed - 1):
         return None
+    if len(values) > policy.sinking_most:
+        values = [values[0], *values[1 - policy.sinking_most :]]
     # The first one is the best, or the second: what rises before it falls is another matter.
     if int(np.argmax(values)) > 1 or values[-1] > (1.0 - policy.slightly) * values[0]:
         return None
     small = values[-1] > (1.0 - policy.sunk) * values[0]
     if mann_kendall(values) > -(policy.surely if small else policy.sinking_error):
         return None
-    return Sunk(name, values[0], values[-1], many, steps[0])
+    return Sunk(name, values[0], values[-1], observed, since)
 
 
 def stands(
     name: str,
-    steps: list[int],
+    since: int,
+    step: int,
     values: list[float],
+    observed: int,
     learned: float,
     policy: SinkingPolicy,
 ) -> Sunk | None:
     """Whether a low score of answers has not moved while the loss has fallen far.
 
     Args:
-        steps: of the values, ascending.
+        since, step: of the first and of the last one; observed: how many there were.
         learned: share of its start that the loss has lost.
     """
-    many = len(values)
-    if not policy.standing <= many <= policy.sinking_most or learned < policy.standing_loss:
+    if observed < policy.standing or since > policy.begun or learned < policy.standing_loss:
         return None
-    lasts = steps[-1] - steps[0]
-    if lasts < max(policy.standing_steps, policy.apart_steps * (many - 1)):
+    lasts = step - since
+    if lasts < max(policy.standing_steps, policy.apart_steps * (observed - 1)):
         return None
-    if max(values) > policy.poor or max(values) - min(values) > policy.within:
+    least, most = min(values), max(values)
+    if most > policy.standing_low or most - least > policy.within:
         return None
     # Where single classes are rare, a hundredth is much.
-    if min(values) <= 0 or max(values) > _MOVED * min(values):
+    if least <= 0 or most > _MOVED * least:
         return None
-    return Sunk(name, values[0], values[-1], many, steps[0])
+    return Sunk(name, values[0], values[-1], observed, since)
 
 
 def rises(values: list[float], policy: SinkingPolicy) -> bool:
@@ -133,7 +144,8 @@ def finding(episode: Episode[Sunk]) -> Finding:
             f"{count(facts.observed, 'evaluation')} since step {episode.first_step}. What the "
             "steps minimise makes it worse: a loss or one of its terms has the wrong sign (of a "
             "pair the worse one is ranked higher), targets belong to other samples, or the "
-            "score takes another end of the scale for the better one."
+            "score takes another end of the scale for the better one. Of a model that was trained "
+            "before, it forgets what it knew."
         ),
         remedy=(
             "Compute loss and score of one batch by hand, before and after a small step: as the "

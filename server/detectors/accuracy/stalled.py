@@ -171,11 +171,11 @@ class AccuracyStalled(Detector[StalledState]):
         A score of answers (accuracy, F1, IoU, recall ...) that the user logs is also reported where
         it has been one and the same number, of 0.5 or less, at all observations, or has come to be
         0, at 8 of them or more, over 160 steps or more. Of evaluations that lie 10 steps or more
-        apart, 8 to 120 of them, one that falls from the first one on (Mann-Kendall Z of -3 or less
-        by a quarter, or of -4 by 5 %), or a score of answers that is 0.5 or less and within 0.03 (a
-        quarter of itself) at 10 or more, while the loss loses half of its start. And a reward or
-        return that after 200 observations has risen by no more than 0.75 of the scatter of single
-        ones (a line through all, and two standard errors).
+        apart and began within 50 steps, a score that falls from the first of 8 on (Mann-Kendall Z
+        of -3 or less by a quarter, or of -4 by 5 %), or a score of answers that is 0.3 or less and
+        within 0.03 (a seventh of itself) at 10 or more, while the loss loses half of its start. And
+        a reward or return that after 200 observations has risen by no more than 0.75 of the scatter
+        of single ones (a line through all, and two standard errors), with a mean other than 0.
 
     Severity:
         Warning.

@@ -10,9 +10,8 @@ import numpy as np
 from rankscope.server.detectors.accuracy.sinking import SinkingPolicy
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.mechanisms.episode import Episode
-from rankscope.server.detectors.mechanisms.statistics import BLOCK
 from rankscope.server.detectors.mechanisms.wording import count, number
-from rankscope.server.detectors.policy import Observations, Sigmas, Steps
+from rankscope.server.detectors.policy import Observations, Sigmas
 from rankscope.server.detectors.profiles import OWN_GOAL
 from rankscope.server.window import Float64
 
@@ -30,8 +29,6 @@ class UnmovedPolicy(SinkingPolicy):
         unmoved: observations before they are judged: policies that learn at all show it earlier on
             tasks that a test waits for; those that explore for thousands of steps are told that
             nothing has come of it yet.
-        begun: step by which the first observation has to be there: a run that was resumed, or that
-            logs later, may have learned all there is before.
         unmoved_rise: what it may have risen by since then, by a line through all of it and two
             standard errors of that, over the scatter of single observations around it: so little
             is seen in none of them. Of rewards that rise by their own scatter in 400 steps 1 in 10
@@ -40,7 +37,6 @@ class UnmovedPolicy(SinkingPolicy):
     """
 
     unmoved: Observations = 200
-    begun: Steps = 50
     unmoved_rise: Sigmas = 0.75
     unmoved_over: Sigmas = 3.0
 
@@ -58,7 +54,7 @@ class Unmoved:
 def unmoved(
     name: str,
     parts: frozenset[str],
-    steps: list[int],
+    since: int,
     values: Float64,
     observed: int,
     policy: UnmovedPolicy,
@@ -69,22 +65,24 @@ def unmoved(
 
     Args:
         parts: of the name, in lower case.
-        steps: of the values, ascending; values: float64 [N], N as many.
-        observed: observations that these are the means of.
+        since: step of the first one.
+        values: float64 [N], means of all `observed` ones.
         known: whether it was found before: it is over when it surely rises.
     """
-    if observed < policy.unmoved or not parts & _REWARDS or steps[0] > policy.begun:
+    if observed < policy.unmoved or not parts & _REWARDS or since > policy.begun:
         return None
-    # A reward that is rare may not have been met at all yet.
-    if len(values) < 2 * BLOCK or not values.any():
-        return None
+    mean = float(values.mean())
     rise, scatter = _line(values)
+    if scatter <= _ROUNDING * abs(mean):
+        # One and the same number: nothing was met yet, or all there is from the start on.
+        return Unmoved(name, mean, observed, since) if mean < 0 else None
     error = scatter * math.sqrt(12 / len(values))
     most = policy.unmoved_over * error if known else policy.unmoved_rise * scatter - 2 * error
-    # Differences that rounding makes of one and the same number.
-    if rise > max(most, _ROUNDING * abs(float(values.mean()))):
-        return None
-    return Unmoved(name, float(values.mean()), observed, steps[0])
+    if not -policy.unmoved_over * error < rise <= most:
+        return None  # what falls is another finding
+    if abs(mean) <= 2 * scatter / math.sqrt(len(values)):
+        return None  # scaled to a mean of 0, or what one of two players wins of the other
+    return Unmoved(name, mean, observed, since)
 
 
 def _line(values: Float64) -> tuple[float, float]:

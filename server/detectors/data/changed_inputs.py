@@ -130,13 +130,14 @@ class ChangedInputs:
         """
         findings = []
         for members in window.data_parallel:
-            if any(rank in received for rank in members):
-                continue
+            reads = not any(rank in received for rank in members)
             for series in (NUMBERS, TOKENS):
                 course = self.courses.setdefault((members, series), Course(members, series))
                 course.rise.lay(window)
-                for read in batches(window, series, members):
+                for read in batches(window, series, members) if reads else ():
                     course.take(read)
+                if not reads:
+                    course.watch.good(window.last_step)
                 course.rise.pass_to(window.last_step)
                 for episode in course.watch.take(window.last_step):
                     findings.append(_finding(episode, window.world_size))

@@ -17,7 +17,7 @@ from rankscope.server.detectors.data.batches import (
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
 from rankscope.server.detectors.mechanisms.wording import count, listing, ranks, sentences
 from rankscope.server.detectors.policy import Observations, Policy
-from rankscope.server.window import Bool, Check, Series, Window
+from rankscope.server.window import Bool, Check, Int64, Series, Window
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -109,32 +109,52 @@ class Duplicated(Detector[DuplicatedState]):
 
     def advance(self, window: Window, state: DuplicatedState) -> Outcome:
         """Goes through the batches step by step."""
-        series = batch_digests(window)
-        state.seen = state.seen or series is not None
-        if not state.seen:
-            series = result_digests(window)
         classes = [c for c in window.data_parallel if len(c) > 1]
-        if series is not None and classes and len(window.steps):
-            rows = {int(rank): row for row, rank in enumerate(window.ranks)}
-            paired = np.array(sorted(rows[r] for c in classes for r in c))
-            distinct = _all_distinct(window, series, state)
-            before = -1
-            for column in np.flatnonzero(series.present[paired].sum(axis=0) > 1).tolist():
-                if distinct[column]:
-                    before = column
-                    state.judged += state.seen
-                    state.ranks = max(state.ranks, len(window.ranks))
-                    state.streak, state.groups = 0, ()
-                    state.watch.good(int(window.steps[column]))
-                    continue
-                if before >= 0:
-                    state.last = _digests_at(window, series, before)
-                    before = -1
-                self._step(window, state, column, classes, _digests_at(window, series, column))
-            if before >= 0:
-                state.last = _digests_at(window, series, before)
+        columns = np.arange(len(window.steps))
+        digests = batch_digests(window)
+        first = 0
+        if not state.seen:
+            posted = np.zeros(0) if digests is None else digests.present.any(axis=0)
+            first = int(np.argmax(posted)) if posted.any() else len(columns)
+            if (results := result_digests(window)) is not None and classes:
+                self._go(window, state, results, classes, columns[:first])
+        if digests is not None and first < len(columns):
+            if not state.seen:
+                # Nothing that was computed of a batch is equal to its digest.
+                state.seen, state.streak, state.groups, state.last = True, 0, (), {}
+            if classes:
+                self._go(window, state, digests, classes, columns[first:])
         findings = tuple(_finding(e, window) for e in state.watch.take(window.last_step))
         return Outcome({"data.duplicated": _check(state, bool(classes))}, findings)
+
+    def _go(
+        self,
+        window: Window,
+        state: DuplicatedState,
+        series: Series,
+        classes: list[tuple[int, ...]],
+        columns: Int64,
+    ) -> None:
+        """Goes through some columns of a window."""
+        rows = {int(rank): row for row, rank in enumerate(window.ranks)}
+        paired = np.array(sorted(rows[r] for c in classes for r in c))
+        distinct = _all_distinct(window, series, state)
+        before = -1
+        several = series.present[paired].sum(axis=0) > 1
+        for column in columns[several[columns]].tolist():
+            if distinct[column]:
+                before = column
+                state.judged += state.seen
+                state.ranks = max(state.ranks, len(window.ranks))
+                state.streak, state.groups = 0, ()
+                state.watch.good(int(window.steps[column]))
+                continue
+            if before >= 0:
+                state.last = _digests_at(window, series, before)
+                before = -1
+            self._step(window, state, column, classes, _digests_at(window, series, column))
+        if before >= 0:
+            state.last = _digests_at(window, series, before)
 
     def _step(
         self,
@@ -160,7 +180,9 @@ class Duplicated(Detector[DuplicatedState]):
                 if rank in now:
                     by_batch[now[rank]].append(rank)
             size = max(size, len(members))
-            groups += [tuple(same) for same in by_batch.values() if len(same) > 1]
+            # Results that all who report have in common may be those of the whole job.
+            most = len(members) if state.seen else sum(map(len, by_batch.values())) - 1
+            groups += [tuple(same) for same in by_batch.values() if 1 < len(same) <= most]
         found = tuple(sorted(groups))
         if not found:
             state.streak, state.groups = 0, ()
@@ -171,10 +193,6 @@ class Duplicated(Detector[DuplicatedState]):
         state.since = state.since if again else step
         state.groups = found
         everyone = found == tuple(sorted(classes))
-        if everyone and not state.seen:
-            # Results that all have in common may be those of the whole job.
-            state.watch.good(step)
-            return
         if (
             state.streak >= (self.policy.everyone if everyone else self.policy.some)
             or state.watch.open(step) is not None

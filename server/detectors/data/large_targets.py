@@ -23,6 +23,8 @@ _AT_FIRST, _AT_LAST, _GROWING = 0.01, 0.1, 2.0
 # Or outputs that small at first, and after `_PATIENCE` steps a loss so far above that of the best
 # constant, as a share of the latter: all steps so far went into coming near the targets' mean.
 _BEHIND = 0.5
+# Outputs over targets that have come to them; what is far above has left them behind.
+_REACHED = 1.5
 # Root mean square of the targets, at the least: a last layer that begins at zero has small outputs,
 # too, and is no fault of the targets'.
 _LARGE = 30.0
@@ -73,7 +75,7 @@ class LargeTargets:
         if self.first_step > 0 or size < _LARGE:
             return  # it goes on from what was trained before; or the targets are not large
         explained = median(self.explained) if self.explained else math.nan
-        behind = explained < -_BEHIND
+        behind = explained < -_BEHIND and now <= _REACHED
         if first < _AT_FIRST and _GROWING * first < now and (now < _AT_LAST or behind):
             facts = Reached(first, now, step - self.first_step, size, explained)
             self.watch.bad(step, facts, first_step=self.first_step)

@@ -168,9 +168,10 @@ class DataOutlier(Detector[OutlierState]):
         at least) on one side, by as much, and the loss rose as above.
 
     Severity:
-        Info for one; warning where they recur (inputs: at 3 steps), and for inputs of another size
-        or kind. Info for kinds that have been different from the start, up to 1.5 times the
-        distance at which they count (of two ranks, 2 times): shards may be so.
+        Info for one; warning where they recur (inputs: at 3 steps, or one that is 1,000 times as
+        large or small as usual and three times as far out as makes one odd), and for inputs of
+        another size or kind. Info for kinds that have been different from the start, up to 1.5
+        times the distance at which they count (of two ranks, 2 times): shards may be so.
 
     Evidence:
         `steps`, `losses`, `others` (median of the ranks), `z`, `pattern`, `period`; of inputs

@@ -110,14 +110,16 @@ class Unscaled(Detector[UnscaledState]):
         convolutional layers (`initial_gain`) is above 4, or below 0.01, on all ranks; 0 where all
         of them begin at zero. Targets (key `targets`): they have a root mean square above 30
         (`target_size`), and the outputs over them (`output_scale`) were below a hundredth at first
-        and are below a tenth after 100 steps, though they grow; of runs that begin at step 0.
+        and are below a tenth after 100 steps, though they grow, or explain less than -0.5 of their
+        deviance; of runs that begin at step 0.
 
     Severity:
         Warning.
 
     Evidence:
         `spread`; `size`, and the medians of the least and of the largest of the ranks, `least` and
-        `most`. Of targets `first` and `last`, outputs over targets, `steps`, and their `size`.
+        `most`. Of targets `first` and `last`, outputs over targets, `steps`, their
+        `size` and `explained_deviance`.
 
     Source:
         LeCun et al., Efficient BackProp (1998), sections 4.3 and 4.6; Glorot and Bengio (2010); He

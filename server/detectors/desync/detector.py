@@ -179,6 +179,7 @@ class Desync(Detector[DesyncState]):
                 if comparison.stage not in broken_stages:
                     state.last_equal[comparison.stage] = step
         state.given.take(window)
+        state.servers.take(window)
         state.last_step = max(state.last_step, window.last_step)
         incident = state.incident
         left_out = state.left_out.finding()

@@ -40,7 +40,7 @@ class Growth(StrEnum):
 
 # Steps that changed the parameters, after all of which these agreed, before that is no chance.
 _ALWAYS = 8
-# How near to 1 the factor of a mean is, with a divisor for each of 1,000 micro-batches or ranks.
+# How near to 1 the factor of a mean is, and how near to their number that of a sum over ranks.
 _THE_MEAN = 5e-4
 
 
@@ -52,7 +52,7 @@ class Divergence(Incident):
         kind: out of `KINDS`.
         stage: the first link that broke.
         ranks: the suspect ranks.
-        decided: whether a majority shows which ranks are suspect.
+        decided: whether a majority shows which ranks are suspect, or what else they did does.
         groups: ranks that agreed with each other when it began, the largest group first.
         agreed: links that were compared at the first step and agreed.
         by_norm: those of them of which only a norm was compared.
@@ -251,8 +251,8 @@ class Divergence(Incident):
         first, second = (group[0] for group in self.groups)
         if all(t.factor == 0.0 for t in self.tensors):
             self._blame((second,), {first})
-        elif all(t.distance > 0 and not math.isfinite(t.relative) for t in self.tensors):
-            # What they are held against has no length.
+        elif all(0 < t.distance < math.inf and math.isinf(t.relative) for t in self.tensors):
+            # What they are held against has no length, and what differs is finite.
             self._blame((first,), {second})
             self.tensors = tuple(replace(t, factor=0.0, relative=1.0) for t in self.tensors)
 
@@ -442,10 +442,11 @@ def _largest(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float
 
 
 def _right_multiples(factors: Mapping[int, float]) -> set[int]:
-    """Ranks that did nothing else to the mean, where all applied multiples of it.
+    """Ranks that did nothing else to the mean, where all applied multiples of it; none: unknown.
 
     Clipping and loss scales are the same for all tensors of a rank, a divisor that is wrong in one
-    bucket is not; of whole gradients one that is the very mean is likelier than another multiple.
+    bucket is not. Of whole gradients nothing tells the rank that clipped from one that forgot to,
+    but a sum, or a mean that was divided twice, is not meant beside the mean.
 
     Args:
         factors: rank -> times what the mean is it applied; NaN where tensors have several.
@@ -453,7 +454,14 @@ def _right_multiples(factors: Mapping[int, float]) -> set[int]:
     even = {rank for rank, factor in factors.items() if math.isfinite(factor)}
     if len(even) < len(factors):
         return even
-    return {rank for rank, factor in factors.items() if abs(factor - 1.0) <= _THE_MEAN}
+    mean = {rank for rank, factor in factors.items() if abs(factor - 1.0) <= _THE_MEAN}
+    size = len(factors)
+    others = [factor for rank, factor in factors.items() if rank not in mean]
+    divided = any(
+        all(abs(factor / times - 1.0) <= _THE_MEAN for factor in others)
+        for times in (size, 1.0 / size)
+    )
+    return mean if divided else set()
 
 
 def _by_relevance(tensor: TensorDifference) -> float:

@@ -18,7 +18,6 @@ from rankscope.server.detectors.desync.order import (
 )
 from rankscope.server.detectors.desync.resets import Blame
 from rankscope.server.detectors.desync.state import GRADIENTS, KIND_OF_STAGE, DesyncState
-from rankscope.server.detectors.push.applied import SERIES as PUSHES
 from rankscope.server.window import Comparison, Window
 
 
@@ -51,7 +50,7 @@ def open_divergence(
         elsewhere = held_elsewhere(window, first, setting)
         blame = _on_the_side_of(blame, {r for r, v in values.items() if v in elsewhere})
     elif first.stage in ("outside_optimizer", "parameters"):
-        blame = _on_the_side_of(blame, _servers(window))
+        blame = _on_the_side_of(blame, state.servers.until(window, first.step))
     return Divergence(
         first_step=blame.first_step,
         reported=blame.reported,
@@ -104,12 +103,6 @@ def _on_the_side_of(blame: Blame, right: Collection[int]) -> Blame:
         suspects=tuple(sorted(members - sound)),
         groups=(tuple(sorted(sound)), *others),
     )
-
-
-def _servers(window: Window) -> set[int]:
-    """Ranks that apply what workers push."""
-    pushed = window.series.get(PUSHES[0])
-    return set() if pushed is None else set(window.ranks[pushed.present.any(axis=1)].tolist())
 
 
 def _may_be_meant(

@@ -17,7 +17,7 @@ from rankscope.server.detectors.desync.left_out import LeftOut
 from rankscope.server.detectors.desync.never_met import NeverMet
 from rankscope.server.detectors.desync.not_taken import NotTakenAverages
 from rankscope.server.detectors.desync.optimizer_settings import STAGE as SETTINGS_STAGE
-from rankscope.server.detectors.desync.optimizer_settings import Given
+from rankscope.server.detectors.desync.optimizer_settings import Given, Servers
 from rankscope.server.detectors.desync.resets import Resets
 from rankscope.server.detectors.desync.resumed import Resumed
 from rankscope.server.detectors.desync.single_link_incident import Beside
@@ -122,6 +122,7 @@ class DesyncState:
         averaging_rounds: when the ranks wrote their parameters together.
         settings: those that differ where the ranks' parameters differ by design.
         frozen: parameters that no optimizer moves, and that differ.
+        servers: ranks that apply what workers push.
         given: the settings of each rank's optimizer, as far as they are known as numbers.
         resets: optimizers whose state was changed by something else than their steps.
         exchange: what was seen of an exchange between ranks that no wrapper keeps equal.
@@ -164,6 +165,7 @@ class DesyncState:
     settings: Beside = field(default_factory=lambda: Beside(SETTINGS_STAGE))
     frozen: Beside = field(default_factory=lambda: Beside(FROZEN))
     given: Given = field(default_factory=Given)
+    servers: Servers = field(default_factory=Servers)
     resumed: Resumed = field(default_factory=Resumed)
     resets: Resets = field(default_factory=Resets)
     exchange: Exchange = field(default_factory=Exchange)

@@ -101,14 +101,14 @@ class GradientOscillating(Detector[OscillatingState]):
     Statistic:
         s is the standard deviation of the differences of neighbouring log norms, over the root of
         2, in 64 observations, examined every 16. It is above 3 times the median of the earlier ones
-        (at least 4, those that were alarmed about left out) and above 0.5, twice in a row; not of
-        steps of fewer than 8 samples, unless these are sequences. Also from the start: at a period
-        of which 6 fit into 64, 128 or 256 log norms, put side by side, the place within the period
-        explains more than half of the scatter, beyond chance (6 standard deviations), and the
-        largest is above 10 times the smallest; or 5 single norms of 256 are above 10 times the
-        median and 8 robust standard deviations. Direction: of 64 cosines of a gradient to the one
-        before it nine in ten are above 0.98 or below -0.98, and of all 15 % to 85 % the latter.
-        Over after 64 steps without it.
+        (at least 4, those that were alarmed about left out) and above 0.5, twice in a row, also
+        without the norm that lies furthest out; not of steps of fewer than 8 samples, unless these
+        are sequences. Also from the start: at a period of which 6 fit into 64, 128 or 256 log
+        norms, put side by side, the place within the period explains more than half of the scatter,
+        beyond chance (6 standard deviations), and the largest is above 10 times the smallest; or 5
+        single norms of 256 are above 10 times the median and 8 robust standard deviations.
+        Direction: of 64 cosines of a gradient to the one before it nine in ten are above 0.98 or
+        below -0.98, and of all 15 % to 85 % the latter. Over after 64 steps without it.
 
     Severity:
         Warning; info for losses that change their sign, whose gradient has no lasting size, and

@@ -131,18 +131,19 @@ class LayerDead(Detector[DeadState]):
         then), and its own loss, if it has one, is not 0 either. Units: more than half (of a module
         that is reported, two fifths) of those of a ReLU module were 0, or of a tanh or sigmoid
         module at the end of their range, for 512 samples or more of every rank that reports them,
-        at 3 consecutive samples. Outputs: where a
-        model's vectors are compared with each other and not with targets (two or more of a shape in
-        a step, or one whose halves are views of the same samples: a median `output_halves` of the
-        first 8 of 0.6 or less; and no `explained_deviance`, or targets whose deviance comes to less
-        than a tenth of that at first, as outputs that stand for targets have), the median spread of
-        their directions at 16 consecutive of 100 observations or more is below 0.1, below a quarter
-        of that at first and of that of the inputs, and no more than 1.5 times its lowest, while the
-        loss is at its best. Of any other output, one a step, it has come to 3 % of what it then
-        was, too, and the loss has fallen by a power of that between 0.4 and 2.5: half of it is
-        compared with the other half. Or, where an output has the shape of the input, the median
-        spread of 32 of 160 or more is below 2 % of the square of `input_spread`, while the last 100
-        losses do not fall (Mann-Kendall Z above -2.5). Over after 8 steps (32) without it.
+        at 3 consecutive samples. Outputs: where a model's vectors are compared with each other and
+        not with targets (two or more of a shape in a step, or one whose halves are views of the
+        same samples: a median `output_halves` of the first 8 of 0.6 or less; and no
+        `explained_deviance`, or targets whose deviance comes to less than a tenth of that at first,
+        as outputs that stand for targets have), the median spread of their directions at 16
+        consecutive of 100 observations or more is below 0.1, below a quarter of that at first and
+        of that of the inputs, and no more than 1.5 times its lowest, while the loss is at its best.
+        Of any other output, one a step, it has come to 3 % of what it then was, too, and the loss
+        has fallen by a power of that between 0.4 and 2.5: half of it is compared with the other
+        half. Or, where an output has the shape of the input, the median spread of 32 of 160 or more
+        is below 2 % of the square of `input_spread` and not twice what it was 64 observations
+        before, while the last 100 losses do not fall (Mann-Kendall Z above -2.5). Over after 8
+        steps (32) without it.
 
     Severity:
         Warning for tensors without a gradient, critical for more than half of them, or all of a

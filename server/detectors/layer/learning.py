@@ -65,8 +65,8 @@ class Learning:
         before, after: those up to the step from which units were dead, and those since then.
         slope: of the losses before, a step.
         harmless: what was found out once there were enough of them; None: nothing yet.
-        explains: whether it explains that nothing is learned, if so it is: it began with it, or
-            hardly a unit is left.
+        thrown: whether the loss was far above what it was before.
+        idly: whether all that shows harm is that nothing is learned, as nothing was before.
     """
 
     policy: LearningPolicy
@@ -76,7 +76,9 @@ class Learning:
     after: list[float] = field(default_factory=list)
     slope: float = 0.0
     harmless: bool | None = None
-    explains: bool = True
+    thrown: bool = False
+    idly: bool = False
+    _few: bool = False
 
     def __post_init__(self) -> None:
         self.recent = deque(maxlen=self.policy.patience)
@@ -95,7 +97,7 @@ class Learning:
         """Units are dead from now on."""
         self.before = list(self.recent)[-self.policy.learning :]
         self.slope, _ = _line(list(self.recent))
-        self.after, self.harmless = [], None
+        self.after, self.harmless, self.thrown, self.idly = [], None, False, False
 
     def goes_on(self, largest_update: float, share: float) -> bool:
         """Whether the training learns on, or may do so yet.
@@ -107,31 +109,37 @@ class Learning:
         policy = self.policy
         if not self.before:
             return False
+        self._few = share >= policy.few_left
         if len(self.after) < policy.learning:
             return True
         if self.harmless is not None:
             return self.harmless
-        if self._did_harm(largest_update, share):
+        if self._did_harm(largest_update):
             # What is reported does not become less serious.
             self.harmless = False
         return self.harmless is None
 
-    def _did_harm(self, largest_update: float, share: float) -> bool:
+    @property
+    def explains(self) -> bool:
+        """Whether it is for these units, if nothing is learned: it began with them, or few work."""
+        return self._few or not self.idly
+
+    def _did_harm(self, largest_update: float) -> bool:
         policy = self.policy
         newest = self.after[-policy.learning :]
         now, before, first = median(newest), median(self.before), self.early[0]
-        thrown = max(self.after) > policy.thrown * max(before, first) > 0
-        self.explains = share >= policy.few_left or thrown
+        self.thrown = self.thrown or max(self.after) > policy.thrown * max(before, first) > 0
         if largest_update > policy.overwriting and not self._is_below(now, first):
             # The loss falls from where the step has thrown it, to what it was without learning.
+            self.idly = not self.thrown
             return True
         if self._is_below(now, before):
             return False
         error = math.hypot(noise_of_mean(newest), noise_of_mean(self.before))
         if float(np.mean(newest) - np.mean(self.before)) > policy.risen * error:
-            self.explains = True
             return True
-        return not (self._is_below(now, first) or self._falls(self.recent))
+        self.idly = not (self._is_below(now, first) or self._falls(self.recent))
+        return self.idly
 
     def _decide(self) -> None:
         if self.harmless is not None or not self.before:
@@ -140,7 +148,9 @@ class Learning:
         now, began = median(losses[-policy.learning :]), min(self.early[0], median(self.early))
         slope, error = _line(losses)
         stopped = slope - policy.falling * error > policy.slowed * self.slope
-        self.harmless = self._falls(losses) or (self._is_below(now, began) and not stopped)
+        learned = self._is_below(now, began)
+        self.harmless = self._falls(losses) or (learned and not stopped)
+        self.idly = not self.harmless and not learned and not self.thrown
 
     def _falls(self, losses: Collection[float]) -> bool:
         return mann_kendall(list(losses)) < -self.policy.falling

@@ -34,8 +34,9 @@ class ReconstructionPolicy(CollapsedPolicy):
             times as much, from their random weights.
         rebuilt_losses: number of most recent losses that have to stand still.
         rebuilt_falling: Mann-Kendall Z, below 0, from which on these losses still fall.
-        rebuilt_growing: times of the smallest spread so far, from which on they are becoming
-            unlike: a code begins to be used long before the loss shows it.
+        rebuilt_growing: times of the spread of as many twice as long ago, from which on they are
+            becoming unlike: a code begins to be used long before the loss shows it.
+        rebuilt_least: share of what is alike that rounding leaves, whatever it grows by.
     """
 
     rebuilt: Observations = 160
@@ -44,6 +45,7 @@ class ReconstructionPolicy(CollapsedPolicy):
     rebuilt_losses: Observations = 100
     rebuilt_falling: Sigmas = 2.5
     rebuilt_growing: Times = 2.0
+    rebuilt_least: Share = 0.05
 
 
 @dataclass(slots=True)
@@ -62,7 +64,6 @@ class ReconstructionState:
     Attributes:
         since: step from which they have been alike; -1: they are not.
         spoke: whether they were unlike each other once.
-        least: smallest median of the most recent spreads so far.
     """
 
     policy: ReconstructionPolicy
@@ -71,12 +72,13 @@ class ReconstructionState:
     inputs: float = math.nan
     since: int = -1
     spoke: bool = False
-    least: float = math.inf
     _recent: deque[float] = field(init=False)
+    _latest: deque[float] = field(init=False)
     _losses: deque[float] = field(init=False)
 
     def __post_init__(self) -> None:
         self._recent = deque(maxlen=self.policy.rebuilt_recent)
+        self._latest = deque(maxlen=3 * self.policy.rebuilt_recent)
         self._losses = deque(maxlen=self.policy.rebuilt_losses)
 
     def push(self, step: int, row: dict[str, float]) -> None:
@@ -90,8 +92,7 @@ class ReconstructionState:
             return
         self.counted += 1
         self._recent.append(spread)
-        if len(self._recent) == self.policy.rebuilt_recent:
-            self.least = min(self.least, median(self._recent))
+        self._latest.append(spread)
         alike = self.policy.rebuilt_alike * self.inputs**2
         if self.since < 0 and (spread < alike or self.counted == 1):
             self.since = step
@@ -99,17 +100,24 @@ class ReconstructionState:
         # random weights say of it is gone after some dozen steps.
         elif self.counted >= 2 * self.policy.rebuilt_recent:
             spread = median(self._recent)
-            began = self.spoke or spread > self.policy.rebuilt_growing * self.least
+            began = self.spoke or self._grows(spread, alike)
             if spread >= (alike if began else _SPOKE * alike):
                 self.since, self.spoke = -1, True
         if self.counted >= self.policy.rebuilt:
             self._judge(step, alike)
 
+    def _grows(self, spread: float, alike: float) -> bool:
+        """Whether the spread is well above what it was two windows ago."""
+        size = self.policy.rebuilt_recent
+        if len(self._latest) < 3 * size:
+            return False
+        before = max(median(list(self._latest)[:size]), self.policy.rebuilt_least * alike)
+        return spread > self.policy.rebuilt_growing * before
+
     def _judge(self, step: int, alike: float) -> None:
         policy, losses = self.policy, list(self._losses)
         spread = median(self._recent)
-        grows = spread > policy.rebuilt_growing * self.least
-        if spread >= alike or grows or len(losses) < policy.rebuilt_losses:
+        if spread >= alike or self._grows(spread, alike) or len(losses) < policy.rebuilt_losses:
             self.watch.good(step)
             return
         if self.watch.open(step) is None:

@@ -29,7 +29,7 @@ from rankscope.server.detectors.update.still import (
     outside_finding,
     unstepped_finding,
 )
-from rankscope.server.window import Check, Window
+from rankscope.server.window import Check, RankLiveness, Window
 
 # Gradient norms that say how large they were at first.
 _FIRST = 32
@@ -104,10 +104,10 @@ class UpdateMissing(Detector[MissingState]):
     """The optimizer steps, gradients are there, and parameters stay as they were.
 
     Statistic:
-        At attach: which of the model's trained parameters the optimizer holds. After it: digests
-        of the parameters before and after a step, bit by bit; a whole model that did not move at
-        two consecutive observations, or tensors with a gradient (1e-4 of the whole or more) that
-        did not at four. Steps without a gradient, with one that is not finite, skipped by a loss
+        At attach: which of the model's trained parameters the optimizer holds. After it: digests of
+        the parameters before and after a step, bit by bit; a whole model that did not move at two
+        consecutive observations, or tensors with a gradient (1e-4 of the whole or more) that did
+        not at four. Steps without a gradient, with one that is not finite, skipped by a loss
         scaler, with a learning rate below a thousandth of the largest so far, or a gradient below
         1e-5 of the first 32 ones (both move less than the last bit) do not count. Over after 16
         steps. And parameters in the optimizer that required a gradient at attach and do not any
@@ -116,12 +116,12 @@ class UpdateMissing(Detector[MissingState]):
         (`zero_grad`), or 512 (accumulation takes less), reported when no step has ended for 10 s;
         after steps that came, the same when none has ended for 30 s and 10 times the longest of
         them, and so are 512 forward passes of training without a backward pass; or, once it has
-        finished, more than half as many passes after its last step as came to one, and than come
-        to a step. And
-        32 sampled steps of an optimizer none of whose parameters has had a gradient yet, all of
-        them as they were at first; and (key `without gradients`) 8 in a row of a rank at which
-        none had one and none moved, after 8 with gradients; or (key `some steps without
-        gradients`) a quarter of the last 32 and more, where optimizers do not step in turns.
+        finished, more than half as many passes after its last step as came to one, and than come to
+        a step; or 32 passes of a rank while others, heard of since it began, are 32 steps ahead.
+        And 32 sampled steps of an optimizer none of whose parameters has had a gradient yet, all of
+        them as they were at first; and (key `without gradients`) 8 in a row of a rank at which none
+        had one and none moved, after 8 with gradients; or (key `some steps without gradients`) a
+        quarter of the last 32 and more, where optimizers do not step in turns.
 
     Severity:
         Critical where nothing moves or has a gradient, or no step is made at all (info where the
@@ -263,14 +263,13 @@ class UpdateMissing(Detector[MissingState]):
                 said = [int(event.data.get(name, 0)) for name in names]
                 state.unstepped[event.rank] = Unstepped(event.step, *said)
         found: dict[int, Unstepped] = {}
-        furthest = max((life.last_step for life in window.liveness), default=-1)
         for rank, one in tuple(state.unstepped.items()):
             life = liveness.get(rank)
             # What is logged in a step that does not end says nothing of its end; while it goes on,
             # the next one does.
             goes_on = life is not None and life.state == "running"
             # Other ranks do not wait for it.
-            left = furthest - one.step >= self.policy.left_behind
+            left = _furthest(life, window) - one.step >= self.policy.left_behind
             told = goes_on or one.at_end or left or rank in state.told
             if life is None or life.last_step >= one.step + told:
                 del state.unstepped[rank]
@@ -473,6 +472,13 @@ def _holds_copies(held: Mapping[str, Any], missing: int) -> bool:
 def _by_step(window: Window, name: str) -> list[tuple[int, np.ndarray[Any, np.dtype[np.float64]]]]:
     steps, rows = rank_rows(window, name)
     return list(zip(steps.tolist(), rows, strict=True))
+
+
+def _furthest(own: RankLiveness | None, window: Window) -> int:
+    """The last step of any rank that was heard of since this one began, and has not failed."""
+    since = math.inf if own is None else own.first_seen
+    others = [one for one in window.liveness if one.last_seen >= since and one.state != "failed"]
+    return max((one.last_step for one in others), default=-1)
 
 
 def _check(state: MissingState) -> Check:

@@ -88,7 +88,7 @@ class _Parent:
             start_new_session=True,
         )
         atexit.register(self.close)
-        self._begun: queue.SimpleQueue[_Child] = queue.SimpleQueue()
+        self._begun: queue.SimpleQueue[_Child | None] = queue.SimpleQueue()
         self._one_at_a_time = threading.Lock()
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -98,7 +98,9 @@ class _Parent:
         with self._one_at_a_time:
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
-            return self._begun.get(timeout=_PATIENCE_SECONDS)
+            child = self._begun.get(timeout=_PATIENCE_SECONDS)
+        assert child is not None, "the process from which servers are forked has ended"
+        return child
 
     def close(self) -> None:
         """What it has forked and nobody has stopped goes on."""
@@ -117,6 +119,10 @@ class _Parent:
                 self._begun.put(children[pid])
             else:
                 children.pop(pid).ended(code)
+        # Nobody can tell how what is left has ended, or will.
+        for child in children.values():
+            child.ended(-signal.SIGKILL)
+        self._begun.put(None)
 
 
 @functools.cache
@@ -174,6 +180,8 @@ def _become(order: dict[str, Any], command: Any) -> None:
         code = command(order["arguments"])
     except SystemExit as ended:
         code = ended.code
+        if code is not None and not isinstance(code, int):
+            print(code, file=sys.stderr)
     except BaseException:  # noqa: BLE001  as the interpreter does
         sys.excepthook(*sys.exc_info())
     threading._shutdown()  # type: ignore[attr-defined]

@@ -32,3 +32,12 @@ def test_what_all_ranks_report_alike_may_be_that_of_the_whole_job():
     assert not alerts([0, 1, 2])
     assert not alerts([0, 1], ranks=2)
     assert not alerts([0])
+
+
+def test_those_that_report_may_all_have_the_result_of_the_whole_job():
+    random = np.random.default_rng(0)
+    whole = np.tile(random.random(STEPS), (4, 1))
+    there = np.tile(np.arange(4)[:, None] < 3, STEPS)
+    series, present = {"loss": whole, "grad_norm_local": whole}, {"loss": there}
+    made = Trace("results", 0, np.arange(STEPS), series, present)
+    assert not judge(made, [Duplicated()]).alerts

@@ -139,11 +139,19 @@ def test_of_two_ranks_the_one_that_applied_the_mean_is_right():
 
 
 @pytest.mark.parametrize(
-    ("relative", "factor", "who"), [(1.0, 0.0, 1), (math.inf, math.nan, 0), (0.5, math.nan, None)]
+    ("distance", "relative", "factor", "who"),
+    [
+        (0.1, 1.0, 0.0, 1),
+        (0.1, math.inf, math.nan, 0),
+        (0.1, 0.5, math.nan, None),
+        # What is not finite on one of them is no zero of the other.
+        (math.inf, math.inf, math.nan, None),
+        (math.nan, math.nan, math.nan, None),
+    ],
 )
-def test_of_two_ranks_the_one_without_a_gradient_is_wrong(relative, factor, who):
+def test_of_two_ranks_the_one_without_a_gradient_is_wrong(distance, relative, factor, who):
     made = two_ranks(0)
-    held = [replace(tensor("w0", ranks=(1,)), relative=relative, factor=factor)]
+    held = [replace(tensor("w0", ranks=(1,)), distance=distance, relative=relative, factor=factor)]
     made.take([compared(1, held)])
     text = said(made)
     assert made.ranks == ((0, 1) if who is None else (who,))
@@ -155,9 +163,12 @@ def test_of_two_ranks_the_one_without_a_gradient_is_wrong(relative, factor, who)
     [
         # Clipped, and a bucket of rank 0 divided by three ranks beside.
         ((math.nan, 0.8), 2 / 3),
-        # The sum, and its mean.
+        # The sum, and its mean; a mean that was divided twice.
         ((2.0, 1.0), 2.0),
+        ((0.5, 1.0), 0.5),
         ((0.8, 0.8), None),
+        # One of them clipped, and nothing tells whether the other one forgot to.
+        ((0.8, 1.0), None),
     ],
 )
 def test_of_two_ranks_the_one_that_did_nothing_else_to_the_mean_is_right(factors, times):

@@ -35,6 +35,12 @@ def test_not_where_the_code_begins_to_be_used_before_the_loss_shows_it():
     assert alert.first_step == pytest.approx(180, abs=20)
 
 
+def test_rounding_that_grows_is_no_code():
+    rounded = np.where(np.arange(STEPS) < 40, 1e-6, 2e-4)
+    (alert,) = alerts(spread=rounded)
+    assert (alert.state, alert.first_step) == ("open", 0)
+
+
 @pytest.mark.parametrize("since", [0, 120])
 def test_every_input_is_given_back_as_the_same_output(since):
     (alert,) = alerts(since=since)
