@@ -7,8 +7,8 @@ not know them.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +23,7 @@ from rankscope.server.detectors.data.input_moments import (
     far,
     scatter,
 )
+from rankscope.server.detectors.data.received import Received
 from rankscope.server.detectors.data.rise import Rise
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
 from rankscope.server.detectors.mechanisms.wording import if_several, number, percent, sentences
@@ -122,7 +123,7 @@ class ChangedInputs:
 
     courses: dict[tuple[tuple[int, ...], str], Course] = field(default_factory=dict)
 
-    def take(self, window: Window, received: Collection[int]) -> list[Finding]:
+    def take(self, window: Window, received: Received) -> list[Finding]:
         """Goes through a window; what was found.
 
         Args:
@@ -130,13 +131,15 @@ class ChangedInputs:
         """
         findings = []
         for members in window.data_parallel:
-            reads = not any(rank in received for rank in members)
+            known = [received.since[rank] for rank in members if rank in received.since]
+            until = min(known, default=math.inf)
             for series in (NUMBERS, TOKENS):
                 course = self.courses.setdefault((members, series), Course(members, series))
                 course.rise.lay(window)
-                for read in batches(window, series, members) if reads else ():
-                    course.take(read)
-                if not reads:
+                for read in batches(window, series, members):
+                    if read.step < until:
+                        course.take(read)
+                if until <= window.last_step:
                     course.watch.good(window.last_step)
                 course.rise.pass_to(window.last_step)
                 for episode in course.watch.take(window.last_step):

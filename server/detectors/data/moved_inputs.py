@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.data.received import Received
 from rankscope.server.detectors.data.rise import Rise
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
 from rankscope.server.detectors.mechanisms.statistics import rank_rows, robust_sigma
@@ -69,21 +69,21 @@ class MovedInputs:
     sparse: bool = False
     zeros: int = 0
 
-    def take(self, window: Window, series: str, received: Collection[int]) -> list[Finding]:
+    def take(self, window: Window, series: str, received: Received) -> list[Finding]:
         """Goes through a window; what was found.
 
         Args:
             received: ranks that read no data.
         """
         steps, rows = rank_rows(window, series)
-        if received:
-            rows = rows[:, ~np.isin(window.ranks, sorted(received))]
+        given = received.at(window.ranks, steps)
         self.rise.lay(window)
-        whole = np.isfinite(rows).all(axis=1) & (rows.shape[1] > 0)
+        whole = (np.isfinite(rows) | given).all(axis=1) & ~given.all(axis=1)
         # Of some ranks alone it is another finding (`input_sizes`, `odd_inputs`).
-        whole &= (rows > 0).all(axis=1) | (rows == 0).all(axis=1)
+        whole &= ((rows > 0) | given).all(axis=1) | ((rows == 0) | given).all(axis=1)
         sizes = np.maximum(rows, _ZERO)
-        for step, row in zip(steps[whole].tolist(), sizes[whole], strict=True):
+        read = [row[~out] for row, out in zip(sizes[whole], given[whole], strict=True)]
+        for step, row in zip(steps[whole].tolist(), read, strict=True):
             if not self._counts(step, zero=bool((row == _ZERO).all())):
                 continue
             self.rise.pass_to(step)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.data.received import Received
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
 from rankscope.server.detectors.mechanisms.statistics import rank_rows, robust_sigma
 from rankscope.server.detectors.mechanisms.wording import count, listing, number, ranks, sentences
@@ -148,7 +149,7 @@ class OddInputs:
     watch: Watch[OddBatches] = field(default_factory=lambda: Watch(clear_after=64))
     _past: dict[int, _Past] = field(default_factory=dict)
 
-    def take(self, window: Window, series: str, received: Collection[int]) -> Iterator[Finding]:
+    def take(self, window: Window, series: str, received: Received) -> Iterator[Finding]:
         """Goes through a window; what was found.
 
         Args:
@@ -158,7 +159,7 @@ class OddInputs:
         members = window.ranks.tolist()
         for step, row in zip(steps.tolist(), rows.tolist(), strict=True):
             for rank, value in zip(members, row, strict=True):
-                if math.isfinite(value) and rank not in received:
+                if math.isfinite(value) and step < received.since.get(rank, step + 1):
                     past = self._past.setdefault(rank, _Past())
                     self.judged += len(past.values) >= _LEAST
                     odd = past.take(step, math.log(max(value, _NOTHING)))

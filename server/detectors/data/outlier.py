@@ -235,7 +235,7 @@ class DataOutlier(Detector[OutlierState]):
         findings = tuple(finding(e) for e in state.watch.take(window.last_step))
         findings += tuple(state.inputs.take(window))
         state.received.take(window)
-        received = state.received.ranks
+        received = state.received
         findings += tuple(state.odd_inputs.take(window, INPUT_SIZES, received))
         findings += tuple(state.moved.take(window, INPUT_SIZES, received))
         findings += tuple(_of_kinds(findings, state, window))
@@ -337,8 +337,8 @@ class DataOutlier(Detector[OutlierState]):
 def _of_kinds(findings: tuple[Finding, ...], state: OutlierState, window: Window) -> list[Finding]:
     """Inputs of another kind, but for those that were found to be of another size alone."""
     resized = {f.ranks for f in findings if f.key.startswith("inputs:")}
-    received = state.received.ranks
-    found, unlike = state.changed.take(window, received), state.unlike.take(window, received)
+    found = state.changed.take(window, state.received)
+    unlike = state.unlike.take(window, state.received.since)
     # A loss that goes below 0 is the surrogate of a game: each rank plays one of its own.
     if not state.signed:
         found += unlike

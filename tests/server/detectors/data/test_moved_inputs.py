@@ -55,6 +55,8 @@ def alerts(
 def test_what_later_stages_of_a_pipeline_are_given_is_no_data(factor, size):
     (alert,) = alerts(factor, rise=1.0, ranks=4, received=2)
     assert f"times {size} since step 120" in alert.title
+    (cut,) = alerts(factor, rise=1.0, ranks=4, received=2, cuts=(1, *range(0, STEPS, 33)))
+    assert (cut.first_step, cut.evidence) == (alert.first_step, alert.evidence)
     assert not alerts(factor, rise=1.0, ranks=2, received=2)
 
 
