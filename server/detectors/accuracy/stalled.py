@@ -175,7 +175,8 @@ class AccuracyStalled(Detector[StalledState]):
         of -3 or less by a quarter, or of -4 by 5 %), or a score of answers that is 0.3 or less and
         within 0.03 (a seventh of itself) at 10 or more, while the loss loses half of its start. And
         a reward or return that after 200 observations has risen by no more than 0.75 of the scatter
-        of single ones (a line through all, and two standard errors), with a mean other than 0.
+        of single ones (a line through all, and two standard errors), with a mean other than 0, and
+        has not gone up and down meanwhile.
 
     Severity:
         Warning.

@@ -10,8 +10,9 @@ import numpy as np
 from rankscope.server.detectors.accuracy.sinking import SinkingPolicy
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.mechanisms.episode import Episode
+from rankscope.server.detectors.mechanisms.statistics import BLOCK, lag_one
 from rankscope.server.detectors.mechanisms.wording import count, number
-from rankscope.server.detectors.policy import Observations, Sigmas
+from rankscope.server.detectors.policy import Observations, Sigmas, Times
 from rankscope.server.detectors.profiles import OWN_GOAL
 from rankscope.server.window import Float64
 
@@ -33,11 +34,15 @@ class UnmovedPolicy(SinkingPolicy):
             standard errors of that, over the scatter of single observations around it: so little
             is seen in none of them. Of rewards that rise by their own scatter in 400 steps 1 in 10
             is within it after 200, of those that rise by twice as much none.
+        unmoved_wanders: ten times the variance of the means of ten in a row, over that within them,
+            from which on it has risen and fallen: of independent values it is 1, of those that
+            follow each other by half 2.5.
         unmoved_over: standard errors by which it has risen beyond chance, and is over.
     """
 
     unmoved: Observations = 200
     unmoved_rise: Sigmas = 0.75
+    unmoved_wanders: Times = 4.0
     unmoved_over: Sigmas = 3.0
 
 
@@ -72,24 +77,36 @@ def unmoved(
     if observed < policy.unmoved or not parts & _REWARDS or since > policy.begun:
         return None
     mean = float(values.mean())
-    rise, scatter = _line(values)
+    rise, scatter, along = _line(values)
     if scatter <= _ROUNDING * abs(mean):
         # One and the same number: nothing was met yet, or all there is from the start on.
         return Unmoved(name, mean, observed, since) if mean < 0 else None
-    error = scatter * math.sqrt(12 / len(values))
+    if _wanders(values, policy):
+        return None
+    # Values that follow each other say less, as those of a first-order autoregression do.
+    fewer = (1 + along) / (1 - along)
+    error = scatter * math.sqrt(12 * fewer / len(values))
     most = policy.unmoved_over * error if known else policy.unmoved_rise * scatter - 2 * error
     if not -policy.unmoved_over * error < rise <= most:
         return None  # what falls is another finding
-    if abs(mean) <= 2 * scatter / math.sqrt(len(values)):
+    if abs(mean) <= 2 * scatter * math.sqrt(fewer / len(values)):
         return None  # scaled to a mean of 0, or what one of two players wins of the other
     return Unmoved(name, mean, observed, since)
 
 
-def _line(values: Float64) -> tuple[float, float]:
-    """By how much the line through values rises, and how they scatter around it."""
+def _wanders(values: Float64, policy: UnmovedPolicy) -> bool:
+    """Whether means of ten in a row differ by more than these ten do (analysis of variance)."""
+    blocks = values[len(values) % BLOCK :].reshape(-1, BLOCK)
+    within, between = blocks.var(axis=1, ddof=1).mean(), BLOCK * blocks.mean(axis=1).var(ddof=1)
+    return bool(between > policy.unmoved_wanders * within)
+
+
+def _line(values: Float64) -> tuple[float, float, float]:
+    """By how much the line through values rises, how they scatter around it, and follow it."""
     at = np.linspace(-0.5, 0.5, len(values))
     rise = float(at @ values / (at @ at))
-    return rise, float((values - values.mean() - rise * at).std())
+    left = values - values.mean() - rise * at
+    return rise, float(left.std()), min(max(lag_one(left), 0.0), 0.999)
 
 
 def finding(episode: Episode[Unmoved]) -> Finding:

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import httpx
 
-from rankscope.server.demo.processes import Process, free_port
-from tests.support.servers.warm import WarmProcess
+from rankscope.server.demo.processes import RANKSCOPE, Process, free_port
+from tests.support.servers.warm import WarmProcess, warm_enough
 
 Found = TypeVar("Found")
 
@@ -48,11 +48,14 @@ class Service:
 
     def start(self) -> None:
         """Starts it and waits until it takes requests."""
-        self._process = process = WarmProcess(
-            ["serve", "--port", str(self._port), "--db", self._database, *self._arguments],
-            log=self._folder / "server.log",
-            environment=self._environment,
+        serve = ["serve", "--port", str(self._port), "--db", self._database, *self._arguments]
+        log, environment = self._folder / "server.log", self._environment
+        process = (
+            WarmProcess(serve, log=log, environment=environment)
+            if warm_enough(environment)
+            else Process([*RANKSCOPE, *serve], log=log, environment=environment)
         )
+        self._process = process
 
         def ready() -> bool:
             assert process.exit_code is None, process.tail(40)

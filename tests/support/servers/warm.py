@@ -27,6 +27,13 @@ _REPOSITORY = Path(__file__).parents[3]
 _PATIENCE_SECONDS = 300.0
 
 
+def _of_python(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith("PYTHON")}
+
+
+_AT_START = _of_python(os.environ)
+
+
 class WarmProcess(Process):
     """`rankscope` with some arguments, which does as one that was started by a shell does."""
 
@@ -42,6 +49,11 @@ class WarmProcess(Process):
         }
         # What `Process` asks of its child is what a child of somebody else can do as well.
         self._child = _parent().fork(order)  # type: ignore[assignment]
+
+
+def warm_enough(environment: Mapping[str, str] | None) -> bool:
+    """Whether an interpreter with these further variables would import the same as a warm one."""
+    return _of_python({**os.environ, **(environment or {})}) == _AT_START
 
 
 class _Child:
