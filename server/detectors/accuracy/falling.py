@@ -9,10 +9,10 @@ from functools import cache
 
 import numpy as np
 
-from rankscope.server.detectors.accuracy import constant, lost, sinking, unmoved
+from rankscope.server.detectors.accuracy import constant, lost, sinking, standing, unmoved
 from rankscope.server.detectors.accuracy.constant import Constant, Run
 from rankscope.server.detectors.accuracy.lost import Lost
-from rankscope.server.detectors.accuracy.sinking import Sunk
+from rankscope.server.detectors.accuracy.sinking import Evaluated
 from rankscope.server.detectors.accuracy.unmoved import Unmoved, UnmovedPolicy
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
@@ -103,8 +103,8 @@ class Scored:
     watch: Watch[Fallen] = field(init=False)
     lost: Watch[Lost] = field(init=False)
     constant: Watch[Constant] = field(init=False)
-    sunk: Watch[Sunk] = field(init=False)
-    stands: Watch[Sunk] = field(init=False)
+    sunk: Watch[Evaluated] = field(init=False)
+    stands: Watch[Evaluated] = field(init=False)
     unmoved: Watch[Unmoved] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -204,7 +204,7 @@ class Scores:
         found = None
         if parts_of(name) & constant.OF_ANSWERS and one.constant.open(step) is None:
             since, last, values = one.first_step, one.last_step, one.values
-            found = sinking.stands(name, since, last, values, one.count, self.learned, policy)
+            found = standing.stands(name, since, last, values, one.count, self.learned, policy)
         if found is None or self._others_rise(one, policy):
             one.stands.good(step)
             return
@@ -255,7 +255,7 @@ class Scores:
             *(lost.finding(episode) for one in ordered for episode in one.lost.take(last_step)),
             *(constant.finding(e) for one in ordered for e in one.constant.take(last_step)),
             *(sinking.finding(e) for one in ordered for e in one.sunk.take(last_step)),
-            *(sinking.standing_finding(e) for one in ordered for e in one.stands.take(last_step)),
+            *(standing.finding(e) for one in ordered for e in one.stands.take(last_step)),
             *(unmoved.finding(e) for one in ordered for e in one.unmoved.take(last_step)),
         ]
 

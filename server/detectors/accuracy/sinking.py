@@ -14,8 +14,6 @@ from rankscope.server.detectors.mechanisms.wording import count, number
 from rankscope.server.detectors.policy import Observations, Share, Sigmas, Steps
 from rankscope.server.detectors.profiles import OWN_GOAL
 
-# Times the lowest of some scores, above which the highest has moved.
-_MOVED = 1.15
 # Mann-Kendall Z of another score that gets better: of 7 values by chance 1 in 187.
 _RISES = 2.3
 
@@ -35,12 +33,6 @@ class SinkingPolicy(ConstantPolicy):
         surely: Mann-Kendall Z below 0 of what loses less, as of 11 evaluations in order:
             over-training has its best score later than at the very first one.
         slightly: share of the first score that it has lost then.
-        standing: evaluations after which a score that has not moved is reported.
-        standing_steps: steps that they extend over, at the least.
-        standing_loss: share of its start that the loss has lost by then.
-        within: by how much such a score differs at the most.
-        standing_low: and how high it may be: answers of four classes that are drawn by chance are
-            right as often.
     """
 
     sinking: Observations = 8
@@ -50,15 +42,10 @@ class SinkingPolicy(ConstantPolicy):
     sunk: Share = 0.25
     surely: Sigmas = 4.0
     slightly: Share = 0.05
-    standing: Observations = 10
-    standing_steps: Steps = 160
-    standing_loss: Share = 0.5
-    within: Share = 0.03
-    standing_low: Share = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Sunk:
+class Evaluated:
     """Attributes: name, first and last score, how many there were, step of the first."""
 
     name: str
@@ -70,7 +57,7 @@ class Sunk:
 
 def sunk(
     name: str, since: int, step: int, values: list[float], observed: int, policy: SinkingPolicy
-) -> Sunk | None:
+) -> Evaluated | None:
     """Whether scores of evaluations, which lie apart, have become worse and worse.
 
     Args:
@@ -88,36 +75,7 @@ def sunk(
     small = values[-1] > (1.0 - policy.sunk) * values[0]
     if mann_kendall(values) > -(policy.surely if small else policy.sinking_error):
         return None
-    return Sunk(name, values[0], values[-1], observed, since)
-
-
-def stands(
-    name: str,
-    since: int,
-    step: int,
-    values: list[float],
-    observed: int,
-    learned: float,
-    policy: SinkingPolicy,
-) -> Sunk | None:
-    """Whether a low score of answers has not moved while the loss has fallen far.
-
-    Args:
-        since, step: of the first and of the last one; observed: how many there were.
-        learned: share of its start that the loss has lost.
-    """
-    if observed < policy.standing or since > policy.begun or learned < policy.standing_loss:
-        return None
-    lasts = step - since
-    if lasts < max(policy.standing_steps, policy.apart_steps * (observed - 1)):
-        return None
-    least, most = min(values), max(values)
-    if most > policy.standing_low or most - least > policy.within:
-        return None
-    # Where single classes are rare, a hundredth is much.
-    if least <= 0 or most > _MOVED * least:
-        return None
-    return Sunk(name, values[0], values[-1], observed, since)
+    return Evaluated(name, values[0], values[-1], observed, since)
 
 
 def rises(values: list[float], policy: SinkingPolicy) -> bool:
@@ -130,7 +88,7 @@ def rises(values: list[float], policy: SinkingPolicy) -> bool:
     return len(newest) >= policy.sinking - 1 and mann_kendall(newest) > _RISES
 
 
-def finding(episode: Episode[Sunk]) -> Finding:
+def finding(episode: Episode[Evaluated]) -> Finding:
     """What is reported of it."""
     facts = episode.facts
     first, last = number(facts.first), number(facts.last)
@@ -151,37 +109,6 @@ def finding(episode: Episode[Sunk]) -> Finding:
             "Compute loss and score of one batch by hand, before and after a small step: as the "
             "loss falls the score has to rise. Look at the signs of all terms, and at what the "
             "score takes for right."
-        ),
-        evidence={
-            "series": facts.name,
-            "first": facts.first,
-            "last": facts.last,
-            "observed": facts.observed,
-        },
-    )
-
-
-def standing_finding(episode: Episode[Sunk]) -> Finding:
-    """What is reported of a score that has not moved."""
-    facts = episode.facts
-    return episode.finding(
-        kind="accuracy.stalled",
-        key=f"{OWN_GOAL}{facts.name} stands",
-        severity="warning",
-        title=f"`{facts.name}` stays near {number(facts.last)} while the loss falls",
-        cause=(
-            f"By its name `{facts.name}` is to rise. It was {number(facts.first)} at first and is "
-            f"{number(facts.last)} after {count(facts.observed, 'evaluation')}, and the loss has "
-            "fallen by half meanwhile. What is evaluated is not what is trained (a copy or an "
-            "average of the weights that hardly follows them, a model in the wrong mode, inputs "
-            "that are prepared otherwise), its targets belong to other samples, or nothing that is "
-            "learned holds for them."
-        ),
-        remedy=(
-            "Compute the score of a batch of the training in the same way, with the very weights "
-            "that are trained: if it is as low, look at the score; if not, compare these weights, "
-            "the mode and the inputs with those of the evaluation. Of an average of weights, look "
-            "at its decay: it has to forget within fewer steps than there are."
         ),
         evidence={
             "series": facts.name,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankscope.server.detectors.accuracy.sinking import SinkingPolicy
+from rankscope.server.detectors.accuracy.standing import StandingPolicy
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.mechanisms.episode import Episode
 from rankscope.server.detectors.mechanisms.statistics import BLOCK, lag_one
@@ -23,7 +23,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class UnmovedPolicy(SinkingPolicy):
+class UnmovedPolicy(StandingPolicy):
     """Thresholds of `accuracy.stalled` for rewards that do not move.
 
     Attributes:

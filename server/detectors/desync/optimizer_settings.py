@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankscope.server.detectors.push.applied import SERIES as PUSHES
 from rankscope.server.window import Comparison, Window
 
 STAGE = "hyperparameters"
@@ -65,25 +64,6 @@ class Given:
                     of_name = found.setdefault(name, {})
                     of_name[int(window.ranks[row])] = float(series.values[row, column])
         return found
-
-
-@dataclass(slots=True)
-class Servers:
-    """Attributes: ranks, which apply what workers push."""
-
-    ranks: set[int] = field(default_factory=set)
-
-    def take(self, window: Window) -> None:
-        """Learns of those that have done so in a window."""
-        self.ranks = self.until(window, window.last_step)
-
-    def until(self, window: Window, step: int) -> set[int]:
-        """Those that have done so up to a step."""
-        pushed = window.series.get(PUSHES[0])
-        if pushed is None:
-            return self.ranks
-        end = int(np.searchsorted(window.steps, step, side="right"))
-        return self.ranks | set(window.ranks[pushed.present[:, :end].any(axis=1)].tolist())
 
 
 def _called(setting: str) -> str:

@@ -17,13 +17,14 @@ from rankscope.server.detectors.desync.left_out import LeftOut
 from rankscope.server.detectors.desync.never_met import NeverMet
 from rankscope.server.detectors.desync.not_taken import NotTakenAverages
 from rankscope.server.detectors.desync.optimizer_settings import STAGE as SETTINGS_STAGE
-from rankscope.server.detectors.desync.optimizer_settings import Given, Servers
+from rankscope.server.detectors.desync.optimizer_settings import Given
 from rankscope.server.detectors.desync.resets import Resets
 from rankscope.server.detectors.desync.resumed import Resumed
 from rankscope.server.detectors.desync.single_link_incident import Beside
 from rankscope.server.detectors.desync.versions import Versions
 from rankscope.server.detectors.desync.writers import Writers
 from rankscope.server.detectors.policy import Count, Policy, Steps, Times
+from rankscope.server.detectors.push.servers import Servers
 from rankscope.server.window import Comparison, Window
 
 # Comparisons of the parameters that are remembered: a difference that they did not see is not
