@@ -16,7 +16,7 @@ ARGS ?=
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-stacks test-chart check fix demo faultlab drawn chaos bench docs screenshot pictures sbom clean
+.PHONY: help install test test-jobs test-stacks test-chart check fix demo faultlab drawn chaos bench docs screenshot pictures sbom clean
 
 help:
 	@echo "make demo        train on 4 ranks, break one, watch Rankscope find it; ARGS=\"--list-faults\""
@@ -25,7 +25,8 @@ help:
 	@echo "make chaos       kill, stop, cut off and fill up servers; ARGS=\"--rounds 200\""
 	@echo "make bench       speed and size, beside other trackers; ARGS=\"--quick\" or \"--peers none\""
 	@echo "make corpus      train small models, healthy and broken, judge them; ARGS=\"--seeds 0 1\""
-	@echo "make test        the whole test suite; ARGS=\"tests/wire -x\" goes to pytest; WORKERS=2"
+	@echo "make test        the test suite; ARGS=\"tests/wire -x\" goes to pytest; WORKERS=2"
+	@echo "make test-jobs   more real jobs, healthy and broken, and what is said of them; 4 minutes"
 	@echo "make test-stacks real jobs of Horovod, TensorFlow and all other stacks; ARGS=\"-k horovod\""
 	@echo "make test-chart  the Helm chart, by Helm's engine and Kubernetes' schemas; 350 MB"
 	@echo "make check       format, lint, types, who may import whom"
@@ -55,6 +56,10 @@ $(STAMP): pyproject.toml setup.py constraints.txt agent/fingerprint/kernel.c
 test: $(STAMP)
 	@.ci/browser
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# What is said of jobs is scored here; that it is said at all, `make test` tries with others of them.
+test-jobs: $(STAMP)
+	$(BIN)/pytest tests/e2e -m jobs -n $(WORKERS) --dist loadfile $(ARGS)
 
 $(STACKS_STAMP): tests/stacks/install.sh tests/stacks/constraints.txt tests/stacks/horovod.txt
 	@echo "Installing the stacks into $(STACKS_VENV) (the first time this takes 10 minutes) ..."

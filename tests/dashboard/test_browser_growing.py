@@ -22,7 +22,7 @@ MANY = SyntheticRun(run="many", ranks=20, steps=560, state="running")
 LONG = SyntheticRun(run="long", ranks=4, steps=2400, state="running")
 # First step after those that are there when the page opens, and how many come at a time.
 BEGIN, PART = 400, 20
-ROUNDS = 3
+ROUNDS = 2
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ RANKS, PACE, PART = 16, 4.0, 8
 # Steps that are there when the page opens: more than a chart has points, and few enough for what is
 # new to be seen at once, so that charts are drawn anew as often as ever.
 BEGIN = 640
-WINDOW_S = 24.0
+WINDOW_S = 16.0
 # What ten minutes may take, and by what the heap may be larger after them.
 MOST_BYTES = 10e6
 MOST_GROWTH = 1.2
@@ -102,7 +102,7 @@ def test_the_heap_of_a_page_is_bounded_by_what_its_charts_show(browser, server):
     run = SyntheticRun(run="long", ranks=4, steps=8000, state="running", told=True)
     # Buckets are twice as wide from here on, and from the double: charts have half of their points
     # at the beginning and again at the end, and the more there are, the larger is the heap.
-    begin, rounds, part = 2400, 15, 200
+    begin, rounds, part = 2400, 10, 300
     post(server, run, 0, begin, size=400)
     with watched_page(browser, server, height=1400) as watched:
         page = watched.page

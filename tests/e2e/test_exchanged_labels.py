@@ -7,6 +7,7 @@ import pytest
 from tests.support.jobs.judged_job import judged_job
 
 JOB = Path(__file__).parents[1] / "support" / "jobs" / "exchanged_job.py"
+pytestmark = [pytest.mark.e2e, pytest.mark.jobs]
 
 
 @pytest.mark.e2e

@@ -19,8 +19,8 @@ AT, SUSPECT = logging_jobs.AT, logging_jobs.SUSPECT
     ("fault", "series"),
     [
         ("shifted", "train/margin"),
-        ("silent", "train/entropy"),
-        ("spikes", "train/entropy"),
+        pytest.param("silent", "train/entropy", marks=pytest.mark.jobs),
+        pytest.param("spikes", "train/entropy", marks=pytest.mark.jobs),
     ],
 )
 def test_what_no_other_kind_names_is_found_with_its_rank_and_step(tmp_path, fault, series):
@@ -36,6 +36,7 @@ def test_what_no_other_kind_names_is_found_with_its_rank_and_step(tmp_path, faul
     assert others <= OF_A_BUSY_MACHINE
 
 
+@pytest.mark.jobs
 def test_a_gradient_half_as_large_again_has_a_better_name_than_an_anomaly(tmp_path):
     job = judged_job(SCRIPT, "gradient", ranks=3, folder=tmp_path)
     alert = job.alerts["rank.gradient_outlier"]
@@ -47,6 +48,7 @@ def test_a_gradient_half_as_large_again_has_a_better_name_than_an_anomaly(tmp_pa
 
 
 # Each takes half a minute; the other healthy courses are cases of the detector.
+@pytest.mark.jobs
 @pytest.mark.parametrize("healthy", ["rewards", "gan"])
 def test_healthy_jobs_raise_nothing(tmp_path, healthy):
     job = judged_job(SCRIPT, healthy, ranks=3, folder=tmp_path)

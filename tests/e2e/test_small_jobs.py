@@ -138,6 +138,7 @@ def test_a_rank_that_keeps_a_term_of_each_step_with_its_graph_is_named(tmp_path)
     assert alert.first_step < 100
 
 
+@pytest.mark.jobs
 def test_memory_that_batches_and_evaluations_come_and_go_with_is_healthy(tmp_path):
     job = judged_job(SCRIPT, "memory", "200", ranks=2, folder=tmp_path, environment=EVERY_STEP)
     assert "memory.growing" not in job.alerts

@@ -7,7 +7,7 @@ import pytest
 from tests.support.jobs import unbounded_jobs
 from tests.support.jobs.judged_job import judged_job
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.jobs]
 
 SCRIPT = Path(unbounded_jobs.__file__)
 

@@ -7,7 +7,7 @@ import pytest
 from tests.support.jobs.ranks import REPOSITORY, run_ranks
 from tests.support.servers.service import Service
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.jobs]
 
 SCRIPT = Path(__file__).parent.parent / "support" / "jobs" / "unwrapped.py"
 ALONE = "The ranks train alone: the model is not wrapped, gradients are not reduced"

@@ -13,33 +13,39 @@ from pathlib import Path
 # The environment of all workers and of what they start; its value is a folder of this run alone.
 RUN = "TESTS_OF_RANKSCOPE"
 
-# Files that take longest, the longest first (`--durations=0`, summed by file): started last, one of
-# them would keep one worker busy while the others have nothing left. Files with tests that are
-# `alone` stay out: beside these, the other workers would wait for long tests to end.
+# Files that take longest (`--durations=0`, summed by file): started last, one of them would keep a
+# worker busy while the others have nothing left. Those that compute stand in turns with those that
+# wait (for a browser, a silence, a time-out): so the processors are busy, and not crowded. Files
+# with tests that are `alone` stay out: beside these, the other workers would wait for long tests.
 LONGEST = (
     "e2e/test_demo.py",
+    "dashboard/test_browser_live.py",
     "server/detectors/test_properties.py",
-    "e2e/test_unseen.py",
+    "e2e/test_hangs.py",
     "e2e/test_small_jobs.py",
-    "e2e/test_replay.py",
-    "e2e/test_local_sgd.py",
     "e2e/test_crashes.py",
+    "e2e/test_replay.py",
+    "dashboard/test_browser_growing.py",
     "agent/faults/test_every_function.py",
-    "agent/model/test_kept_while_attached.py",
-    "agent/faults/test_probe_faults.py",
+    "e2e/test_deaths.py",
+    "e2e/test_unseen.py",
+    "dashboard/test_browser_overviews.py",
+    "server/detectors/test_cases.py",
+    "e2e/test_notified.py",
+    "e2e/test_local_sgd.py",
     "dashboard/test_browser.py",
     "server/detectors/mechanisms/test_peers.py",
-    "e2e/test_drawn_lab.py",
-    "e2e/test_logging_jobs.py",
-    "e2e/test_unwrapped.py",
-    "e2e/test_reruns.py",
-    "e2e/test_training.py",
-    "e2e/test_deaths.py",
-    "e2e/test_hangs.py",
-    "e2e/test_background.py",
+    "e2e/test_alert_context.py",
+    "agent/faults/test_probe_faults.py",
     "dashboard/test_browser_first_screen.py",
+    "agent/model/test_kept_while_attached.py",
+    "dashboard/test_browser_verdicts.py",
+    "e2e/test_drawn_lab.py",
+    "e2e/test_reruns.py",
+    "e2e/test_logging_jobs.py",
+    "e2e/test_training.py",
+    "e2e/test_background.py",
     "agent/faults/test_monitor_faults.py",
-    "server/detectors/test_cases.py",
     "e2e/test_two_servers.py",
     "agent/faults/test_spool_faults.py",
     "agent/test_bit_identity.py",
