@@ -28,6 +28,7 @@ def test_one_that_all_ranks_hold_is_compared(tmp_path):
     assert (alert.first_step, alert.tensors) == (AT, ["3.bias"])
 
 
+@pytest.mark.jobs
 def test_an_autoencoder_that_leaves_most_units_unused(tmp_path):
     job = judged("autoencoder", 250, tmp_path)
     assert {kind for kind, alert in job.alerts.items() if alert.severity != "info"} == set()
@@ -36,6 +37,7 @@ def test_an_autoencoder_that_leaves_most_units_unused(tmp_path):
     assert "is no worse for it" in alert.cause
 
 
+@pytest.mark.jobs
 @pytest.mark.parametrize(("name", "steps"), [("vanishing", 60), ("converged", 250)])
 def test_gradients_of_which_rounding_is_left(tmp_path, name, steps):
     job = judged(name, steps, tmp_path)
@@ -43,6 +45,7 @@ def test_gradients_of_which_rounding_is_left(tmp_path, name, steps):
     assert job.checks["reduction.wrong"].status == "ok"
 
 
+@pytest.mark.jobs
 @pytest.mark.parametrize(("name", "steps"), [("mixed", 500), ("mixed-long", 420)])
 def test_samples_that_are_mixed_and_restarts_of_the_rate(tmp_path, name, steps):
     job = judged(name, steps, tmp_path)
@@ -53,12 +56,14 @@ def test_samples_that_are_mixed_and_restarts_of_the_rate(tmp_path, name, steps):
     assert sum(accuracies) / len(accuracies) > 0.7
 
 
+@pytest.mark.jobs
 def test_a_seed_that_nothing_comes_of(tmp_path):
     job = judged("loader", 100, tmp_path)
     assert "rng.shared" not in job.alerts
     assert job.checks["rng.shared"].status == "ok"
 
 
+@pytest.mark.jobs
 @pytest.mark.parametrize("name", ["loader-dropout", "loader-workers"])
 def test_one_from_which_dropout_draws_or_the_seeds_of_workers(tmp_path, name):
     alert = judged(name, 100, tmp_path).alerts["rng.shared"]

@@ -10,7 +10,7 @@ from tests.support.jobs.judged_job import judged_job
 pytestmark = pytest.mark.e2e
 
 SCRIPT = Path(logging_jobs.__file__)
-# Three processes may have fewer processors: what is late then is truly late.
+# Four processes may have fewer processors: what is late then is truly late.
 OF_A_BUSY_MACHINE = {"rank.straggler", "rank.starved", "collective.slow"}
 AT, SUSPECT = logging_jobs.AT, logging_jobs.SUSPECT
 
@@ -24,7 +24,7 @@ AT, SUSPECT = logging_jobs.AT, logging_jobs.SUSPECT
     ],
 )
 def test_what_no_other_kind_names_is_found_with_its_rank_and_step(tmp_path, fault, series):
-    job = judged_job(SCRIPT, fault, ranks=3, folder=tmp_path)
+    job = judged_job(SCRIPT, fault, ranks=4, folder=tmp_path)
     alert = job.alerts["metric.anomaly"]
     assert (alert.severity, alert.ranks) == ("warning", [SUSPECT])
     # A change point is found to a few steps; the others are seen at their very step.
@@ -38,7 +38,7 @@ def test_what_no_other_kind_names_is_found_with_its_rank_and_step(tmp_path, faul
 
 @pytest.mark.jobs
 def test_a_gradient_half_as_large_again_has_a_better_name_than_an_anomaly(tmp_path):
-    job = judged_job(SCRIPT, "gradient", ranks=3, folder=tmp_path)
+    job = judged_job(SCRIPT, "gradient", ranks=4, folder=tmp_path)
     alert = job.alerts["rank.gradient_outlier"]
     assert (alert.severity, alert.ranks) == ("warning", [SUSPECT])
     assert abs(alert.first_step - AT) <= 5
@@ -51,6 +51,6 @@ def test_a_gradient_half_as_large_again_has_a_better_name_than_an_anomaly(tmp_pa
 @pytest.mark.jobs
 @pytest.mark.parametrize("healthy", ["rewards", "gan"])
 def test_healthy_jobs_raise_nothing(tmp_path, healthy):
-    job = judged_job(SCRIPT, healthy, ranks=3, folder=tmp_path)
+    job = judged_job(SCRIPT, healthy, ranks=4, folder=tmp_path)
     assert "metric.anomaly" not in job.alerts
     assert job.checks["metric.anomaly"].status == "ok"

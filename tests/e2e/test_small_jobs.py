@@ -11,7 +11,7 @@ from tests.support.jobs.judged_job import judged_job
 pytestmark = pytest.mark.e2e
 
 SCRIPT = Path(small_jobs.__file__)
-# Of a trend over 320 steps each has to be there, however busy the machine is.
+# Of a trend over 200 steps each has to be there, however busy the machine is.
 EVERY_STEP = {"RANKSCOPE_ALLOWANCE": "inf"}
 
 
@@ -66,8 +66,10 @@ def test_one_batch_for_ever_is_seen_and_a_data_set_in_one_batch_is_no_fault(
     job = judged_job(SCRIPT, name, "140", ranks=1, folder=tmp_path)
     alert = job.alerts["data.unshuffled"]
     assert (alert.severity, alert.first_step, alert.ranks) == (severity, 0, [0])
-    assert [a.kind for a in job.alerts.values() if a.severity != "info"] == (
-        ["data.unshuffled"] if severity == "warning" else []
+    # Steps of milliseconds do take longer where other tests begin jobs of theirs.
+    warned = {kind for kind, a in job.alerts.items() if a.severity != "info"}
+    assert warned - {"throughput.dropped"} == (
+        {"data.unshuffled"} if severity == "warning" else set()
     )
 
 

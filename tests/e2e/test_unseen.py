@@ -62,6 +62,7 @@ def test_a_bit_of_one_shard_is_named_without_a_replica(tmp_path, name, tensor):
     assert (alert.first_step, alert.stage) == (AT, "outside_optimizer")
 
 
+@pytest.mark.jobs
 def test_shards_that_are_all_written_are_no_fault(tmp_path):
     assert not serious(judged("shards-everywhere", tmp_path))
 
