@@ -37,8 +37,8 @@ def test_a_training_that_has_nothing_left_to_learn_is_healthy(tmp_path):
 
 
 def test_epochs_in_one_order_are_seen_although_few_steps_are_sampled(tmp_path):
-    # Half of the default share of a step: of steps that a busy machine stretches more are sampled.
-    sparse = {"RANKSCOPE_ALLOWANCE": "0", "RANKSCOPE_OVERHEAD": "0.005"}
+    # A fifth of the default share: a busy machine stretches steps, of which more are sampled then.
+    sparse = {"RANKSCOPE_ALLOWANCE": "0", "RANKSCOPE_OVERHEAD": "0.002"}
     job = judged_job(SCRIPT, "in-one-order", "120", ranks=2, folder=tmp_path, environment=sparse)
     assert job.alerts["data.unshuffled"].first_step == small_jobs.EPOCH
     # The tier that all of a model's digests belong to was due at a few of them.
@@ -66,10 +66,8 @@ def test_one_batch_for_ever_is_seen_and_a_data_set_in_one_batch_is_no_fault(
     job = judged_job(SCRIPT, name, "140", ranks=1, folder=tmp_path)
     alert = job.alerts["data.unshuffled"]
     assert (alert.severity, alert.first_step, alert.ranks) == (severity, 0, [0])
-    # Steps of milliseconds do take longer where other tests begin jobs of theirs.
-    warned = {kind for kind, a in job.alerts.items() if a.severity != "info"}
-    assert warned - {"throughput.dropped"} == (
-        {"data.unshuffled"} if severity == "warning" else set()
+    assert [a.kind for a in job.alerts.values() if a.severity != "info"] == (
+        ["data.unshuffled"] if severity == "warning" else []
     )
 
 

@@ -16,7 +16,7 @@ from rankscope.server.detectors.accuracy.sinking import Evaluated
 from rankscope.server.detectors.accuracy.unmoved import Unmoved, UnmovedPolicy
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
-from rankscope.server.detectors.mechanisms.statistics import Progress, lag_one, mean_over_ranks
+from rankscope.server.detectors.mechanisms.statistics import Progress, mean_over_ranks, times_fewer
 from rankscope.server.detectors.mechanisms.wording import number
 from rankscope.server.detectors.metric.series import is_logged
 from rankscope.server.detectors.policy import Count, Observations, Share, Sigmas
@@ -83,7 +83,7 @@ class Scored:
 
     Attributes:
         calm: steps without what was found, after which it is over.
-        first_step, last_step: of its observations.
+        first_step: of its observations.
         in_a_row: judgements that found it to have fallen, one after the other.
         moved: standard errors by which it lies above its beginning; NaN where not judged.
     """
@@ -95,7 +95,6 @@ class Scored:
     each: int = 1
     count: int = 0
     first_step: int = -1
-    last_step: int = -1
     judged: int = 0
     in_a_row: int = 0
     moved: float = math.nan
@@ -116,7 +115,6 @@ class Scored:
         """Takes the next one; returns whether there is a tenth more than when last judged."""
         self.count += 1
         self.first_step = step if self.first_step < 0 else self.first_step
-        self.last_step = step
         self.run.push(step, value)
         self.waiting.append(value)
         if len(self.waiting) < self.each:
@@ -192,8 +190,7 @@ class Scores:
         one.constant.bad(step, found, first_step=found.since).facts = found
 
     def _judge_sunk(self, step: int, name: str, one: Scored, policy: FallingPolicy) -> None:
-        since, last, values = one.first_step, one.last_step, one.values
-        found = sinking.sunk(name, since, last, values, one.count, policy)
+        found = sinking.sunk(name, one.first_step, step, one.values, one.count, policy)
         stands = one.stands.open(step) is not None
         if found is None or stands or self._others_rise(one, policy):
             one.sunk.good(step)
@@ -203,8 +200,8 @@ class Scores:
     def _judge_standing(self, step: int, name: str, one: Scored, policy: FallingPolicy) -> None:
         found = None
         if parts_of(name) & constant.OF_ANSWERS and one.constant.open(step) is None:
-            since, last, values = one.first_step, one.last_step, one.values
-            found = standing.stands(name, since, last, values, one.count, self.learned, policy)
+            since, values = one.first_step, one.values
+            found = standing.stands(name, since, step, values, one.count, self.learned, policy)
         if found is None or self._others_rise(one, policy):
             one.stands.good(step)
             return
@@ -278,16 +275,14 @@ def _levels(values: Float64, size: int) -> tuple[float, float, float]:
     """Mean of the first `size` values and of the last three quarters, and the error of the first.
 
     The error of a mean of `size` values that follow each other: by the autocorrelation at lag 1 of
-    what is left beside a trend (of a first-order autoregression its variance is (1 + r) / (1 - r)
-    times that of independent values), and by how the means of as many values scatter later, where
-    that is more. Three quarters have so many more values that their own error is left out.
+    what is left beside a trend, and by how the means of as many values scatter later, where that is
+    more. Three quarters have so many more values that their own error is left out.
     """
     first, late = values[:size], values[len(values) // 4 :]
     left = _beside_trend(late)
-    along = min(max(lag_one(left), 0.0), 0.999)
     # Of a quick fall the beginning itself holds most: what it falls by is no scatter.
     single = max(float(left.std()), float(_beside_trend(first).std(ddof=2)))
-    error = single * math.sqrt((1 + along) / (1 - along) / size)
+    error = single * math.sqrt(times_fewer(left) / size)
     means = left[: len(left) // size * size].reshape(-1, size).mean(axis=1)
     return float(first.mean()), float(late.mean()), max(error, float(means.std(ddof=1)))
 

@@ -10,7 +10,7 @@ import numpy as np
 from rankscope.server.detectors.accuracy.standing import StandingPolicy
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.mechanisms.episode import Episode
-from rankscope.server.detectors.mechanisms.statistics import BLOCK, lag_one
+from rankscope.server.detectors.mechanisms.statistics import BLOCK, times_fewer
 from rankscope.server.detectors.mechanisms.wording import count, number
 from rankscope.server.detectors.policy import Observations, Sigmas, Times
 from rankscope.server.detectors.profiles import OWN_GOAL
@@ -77,14 +77,12 @@ def unmoved(
     if observed < policy.unmoved or not parts & _REWARDS or since > policy.begun:
         return None
     mean = float(values.mean())
-    rise, scatter, along = _line(values)
+    rise, scatter, fewer = _line(values)
     if scatter <= _ROUNDING * abs(mean):
         # One and the same number: nothing was met yet, or all there is from the start on.
         return Unmoved(name, mean, observed, since) if mean < 0 else None
     if _wanders(values, policy):
         return None
-    # Values that follow each other say less, as those of a first-order autoregression do.
-    fewer = (1 + along) / (1 - along)
     error = scatter * math.sqrt(12 * fewer / len(values))
     most = policy.unmoved_over * error if known else policy.unmoved_rise * scatter - 2 * error
     if not -policy.unmoved_over * error < rise <= most:
@@ -102,11 +100,11 @@ def _wanders(values: Float64, policy: UnmovedPolicy) -> bool:
 
 
 def _line(values: Float64) -> tuple[float, float, float]:
-    """By how much the line through values rises, how they scatter around it, and follow it."""
+    """By how much the line through values rises, how they scatter around it, and `times_fewer`."""
     at = np.linspace(-0.5, 0.5, len(values))
     rise = float(at @ values / (at @ at))
     left = values - values.mean() - rise * at
-    return rise, float(left.std()), min(max(lag_one(left), 0.0), 0.999)
+    return rise, float(left.std()), times_fewer(left)
 
 
 def finding(episode: Episode[Unmoved]) -> Finding:

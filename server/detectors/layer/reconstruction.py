@@ -72,12 +72,10 @@ class ReconstructionState:
     inputs: float = math.nan
     since: int = -1
     spoke: bool = False
-    _recent: deque[float] = field(init=False)
     _latest: deque[float] = field(init=False)
     _losses: deque[float] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._recent = deque(maxlen=self.policy.rebuilt_recent)
         self._latest = deque(maxlen=3 * self.policy.rebuilt_recent)
         self._losses = deque(maxlen=self.policy.rebuilt_losses)
 
@@ -91,7 +89,6 @@ class ReconstructionState:
         if not math.isfinite(spread) or not math.isfinite(self.inputs):
             return
         self.counted += 1
-        self._recent.append(spread)
         self._latest.append(spread)
         alike = self.policy.rebuilt_alike * self.inputs**2
         if self.since < 0 and (spread < alike or self.counted == 1):
@@ -99,12 +96,16 @@ class ReconstructionState:
         # A network that has not begun to say anything of its input has not lost it later. What
         # random weights say of it is gone after some dozen steps.
         elif self.counted >= 2 * self.policy.rebuilt_recent:
-            spread = median(self._recent)
+            spread = self._spread()
             began = self.spoke or self._grows(spread, alike)
             if spread >= (alike if began else _SPOKE * alike):
                 self.since, self.spoke = -1, True
         if self.counted >= self.policy.rebuilt:
             self._judge(step, alike)
+
+    def _spread(self) -> float:
+        """The median of the most recent ones."""
+        return median(list(self._latest)[-self.policy.rebuilt_recent :])
 
     def _grows(self, spread: float, alike: float) -> bool:
         """Whether the spread is well above what it was two windows ago."""
@@ -116,7 +117,7 @@ class ReconstructionState:
 
     def _judge(self, step: int, alike: float) -> None:
         policy, losses = self.policy, list(self._losses)
-        spread = median(self._recent)
+        spread = self._spread()
         if spread >= alike or self._grows(spread, alike) or len(losses) < policy.rebuilt_losses:
             self.watch.good(step)
             return

@@ -206,6 +206,16 @@ def lag_one(residuals: Float64) -> float:
     return float(residuals[1:] @ residuals[:-1]) / total if total > 0 else 0.0
 
 
+def times_fewer(residuals: Float64) -> float:
+    """How many times fewer independent values say as much of a mean as these do.
+
+    (1 + r) / (1 - r) with the autocorrelation r at lag 1, as of a first-order autoregression; 1
+    where neighbours are unlike each other.
+    """
+    along = min(max(lag_one(residuals), 0.0), 0.999)
+    return (1 + along) / (1 - along)
+
+
 def spectral_peak(residuals: Float64, *, skip: int = 4) -> tuple[float, float]:
     """How much of the residuals' power lies around one frequency, and its period.
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import multiprocessing
 import os
 import runpy
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankscope.server.demo.processes import PYTHON, Job, job_environment, own_environment
+from tests.support import forked
 
 REPOSITORY = Path(__file__).parents[3]
 EXAMPLE = REPOSITORY / "examples" / "train_ddp.py"
@@ -175,27 +174,15 @@ def forked_ranks(worker: Callable[..., None], *arguments: object, ranks: int) ->
 
 def _run(script: str, arguments: Sequence[str], environment: dict[str, str], log: str) -> None:
     """As an interpreter runs a script, in a process that was forked."""
-    os.environ.clear()
-    os.environ.update(environment)
-    with open(log, "ab") as printed:
-        os.dup2(printed.fileno(), 1)
-        os.dup2(printed.fileno(), 2)
+    forked.take_over(environment, log)
     sys.argv = [script, *arguments]
     # Workers of a loader begin as they do anywhere, and not each with an interpreter of its own.
     multiprocessing.set_start_method(None, force=True)  # type: ignore[arg-type]
-    code: int | str | None = 0
-    try:
+
+    def program() -> None:
         runpy.run_path(script, run_name="__main__")
-    except SystemExit as ended:
-        code = ended.code
-    except BaseException:  # noqa: BLE001 - as the interpreter does
-        sys.excepthook(*sys.exc_info())
-        code = 1
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else int(code is not None))
+
+    forked.run(program)
 
 
 def output(rank) -> str:

@@ -17,11 +17,12 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rankscope.server.demo.processes import PYTHON, Process
+from tests.support import forked
 
 _REPOSITORY = Path(__file__).parents[3]
 _PATIENCE_SECONDS = 300.0
@@ -174,33 +175,17 @@ def main() -> None:
         threading.Thread(target=bury, args=(pid,), daemon=True).start()
 
 
-def _become(order: dict[str, Any], command: Any) -> None:
+def _become(order: dict[str, Any], command: Callable[[list[str]], int]) -> None:
     """In the child: what a shell does before it starts a program, and then the program."""
     os.setsid()
-    os.environ.clear()
-    os.environ.update(order["environment"])
     os.chdir(order["folder"])
-    with open(order["log"], "ab") as printed, open(os.devnull, "rb") as nothing:
+    forked.take_over(order["environment"], order["log"])
+    with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-        os.dup2(printed.fileno(), 1)
-        os.dup2(printed.fileno(), 2)
     # Processes that it starts anew look for what they are to import as the main program.
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.argv = ["rankscope", *order["arguments"]]
-    code: int | str | None = 1
-    try:
-        code = command(order["arguments"])
-    except SystemExit as ended:
-        code = ended.code
-        if code is not None and not isinstance(code, int):
-            print(code, file=sys.stderr)
-    except BaseException:  # noqa: BLE001  as the interpreter does
-        sys.excepthook(*sys.exc_info())
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else int(code is not None))
+    forked.run(lambda: command(order["arguments"]))
 
 
 if __name__ == "__main__":
