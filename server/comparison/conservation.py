@@ -240,7 +240,9 @@ class _Parts:
             came: float64 [T, K], what comes out with these weights.
         """
         scale = float(np.abs(weights).sum()) * self.sizes
-        distances = np.sqrt(((self.reduced - came) ** 2).sum(axis=1))
+        # What is not finite lies at no distance that is allowed.
+        with np.errstate(invalid="ignore", over="ignore"):
+            distances = np.sqrt(((self.reduced - came) ** 2).sum(axis=1))
         allowed = self.tolerance * scale
         off = self.reported & ~(distances <= allowed)
         sound = self.reported & ~off & ~self.lossy & (self.sizes > 0)

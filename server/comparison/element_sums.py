@@ -58,11 +58,13 @@ def of_elements(
     if not rows:
         return None
     held = sketches[:, rows]
-    return ElementSums(
-        step=step,
-        ranks=ranks,
-        names=tuple(names[row] for row in rows),
-        sizes=np.array([sizes[row] for row in rows], dtype=np.int64),
-        sums=held @ signs(buckets),
-        norms=np.sqrt((held**2).sum(axis=2)),
-    )
+    # Of elements that are not finite neither sum nor norm is.
+    with np.errstate(invalid="ignore", over="ignore"):
+        return ElementSums(
+            step=step,
+            ranks=ranks,
+            names=tuple(names[row] for row in rows),
+            sizes=np.array([sizes[row] for row in rows], dtype=np.int64),
+            sums=held @ signs(buckets),
+            norms=np.sqrt((held**2).sum(axis=2)),
+        )

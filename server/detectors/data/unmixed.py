@@ -115,7 +115,10 @@ class Unmixed(Detector[UnmixedState]):
         ),
         Rule(
             root=("data.unmixed",),
-            consequence=("loss.oscillating", "gradient.oscillating"),
+            consequence=(
+                *("loss.oscillating", "gradient.oscillating", "loss.diverging", "loss.spike"),
+                "layer.dead",
+            ),
             earliest=-EPISODE,
             same_ranks=False,
             why="each class that comes unlearns the one before",

@@ -39,6 +39,21 @@ class AveragingRound:
     compared: bool
 
 
+@dataclass(frozen=True, slots=True)
+class MissedRound:
+    """A synchronisation that was due and did not make all ranks equal.
+
+    Attributes:
+        step: at which it was due.
+        period: steps from one to the next.
+        ended: whether there was none since, of any rank.
+    """
+
+    step: int
+    period: int
+    ended: bool = False
+
+
 @dataclass(slots=True)
 class AveragingRounds:
     """When the ranks wrote their parameters together.
@@ -61,6 +76,10 @@ class AveragingRounds:
     def at(self) -> int:
         """The last step before which all wrote; -1 for none."""
         return next((m.step for m in reversed(self.last) if not m.absent), -1)
+
+    def none_since(self, step: int) -> bool:
+        """Whether ranks that say when they write wrote nothing before this step or a later one."""
+        return bool(self.last) and self.last[-1].step < step
 
     @property
     def period(self) -> int:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from rankscope.server.comparison.steps import PUSHED
 from rankscope.server.detectors.base import Detector, Finding, Outcome
-from rankscope.server.detectors.desync.averaging_rounds import MARK, AveragingRound, interval_of
+from rankscope.server.detectors.desync.averaging_rounds import MARK, AveragingRound
 from rankscope.server.detectors.desync.checks import SUBJECTS, checks_of
 from rankscope.server.detectors.desync.coverage import Coverage
 from rankscope.server.detectors.desync.explain import finding_of
@@ -30,7 +30,9 @@ from rankscope.server.detectors.desync.parts import (
 )
 from rankscope.server.detectors.desync.resumed import resumed_finding
 from rankscope.server.detectors.desync.returns import (
+    MissedRound,
     interval_of_returns,
+    missed_at,
     returns_finding,
     still_periodic,
     workers_finding,
@@ -257,9 +259,11 @@ class Desync(Detector[DesyncState]):
             period, state.period = state.period, 0
             state.returns.clear()
             if parameters is not None and not together and not version_facts.nobody:
-                self._miss(window, state, parameters, comparisons, version_facts, period)
+                due = MissedRound(step, period)
+                self._miss(window, state, parameters, comparisons, version_facts, due)
                 state.parameters_equal = False
                 return
+            state.due = MissedRound(step, period, ended=True)
         if seen:
             if together and not state.parameters_equal:
                 state.returns.append(step)
@@ -272,14 +276,10 @@ class Desync(Detector[DesyncState]):
         if state.period or self._are_workers(state, step, broken, version_facts, findings):
             return
         incident = state.incident
-        met, never_met = bool(state.returns), state.never_met
-        left_out = version_facts.outside if met or never_met.found else ()
-        if left_out and parameters is not None and (incident is None or incident.tentative):
-            period = interval_of(state.returns) if met else never_met.interval
+        missed = missed_at(state, version_facts, step)
+        if missed and parameters is not None and (incident is None or incident.tentative):
             self._close(state, findings, last_step=step - 1)
-            self._miss(window, state, parameters, comparisons, version_facts, period)
-            if not met and state.incident is not None:
-                state.incident.first_step = never_met.rounds[0]
+            self._miss(window, state, parameters, comparisons, version_facts, missed)
             return
         if incident is None:
             if broken:
@@ -348,11 +348,11 @@ class Desync(Detector[DesyncState]):
         parameters: Comparison,
         comparisons: Sequence[Comparison],
         version_facts: VersionFacts,
-        period: int,
+        missed: MissedRound,
     ) -> None:
         """A synchronisation that did not make all ranks equal."""
         incident = self._open(window, state, [parameters], comparisons)
-        incident.missed, incident.tentative = period, False
+        incident.misses(missed, state.averaging_rounds.wrote)
         if version_facts.outside:
             rest = tuple(int(r) for r in parameters.ranks if int(r) not in version_facts.outside)
             incident.ranks, incident.decided = version_facts.outside, True
@@ -427,8 +427,8 @@ class Desync(Detector[DesyncState]):
             assert everyone is not None
             missed = self._open(window, state, [everyone], comparisons)
             missed.kind, missed.stage = KIND_OF_STAGE["parameters"], "parameters"
-            missed.missed, missed.tentative = period, False
-            missed.first_step, missed.last_step = at, step
+            missed.misses(MissedRound(at, period), ())
+            missed.last_step = step
             missed.ranks = tuple(int(r) for r in everyone.ranks)
             findings.append(finding_of(missed, self.policy.drift, self.policy.critical))
 

@@ -277,7 +277,7 @@ def _named(tensor: TensorDifference) -> str:
 
 
 def _suspects(incident: Divergence) -> str:
-    if incident.lag[0] or (incident.missed and incident.decided):
+    if incident.lag[0] or incident.ended or (incident.missed and incident.decided):
         return ""
     if incident.decided:
         rest = incident.groups[0]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 
 import numpy as np
 
+from rankscope.server.detectors.desync.averaging_rounds import MissedRound
 from rankscope.server.detectors.mechanisms.incident import Incident
 from rankscope.server.window import (
     Applied,
@@ -70,6 +71,7 @@ class Divergence(Incident):
         setting: the hyperparameter that differed, as a person calls it; empty if it is not known.
         values: rank -> that hyperparameter when it began.
         missed: period of a synchronisation that did not take place; 0 for none.
+        ended: whether there was none since, of any rank.
         lag: of workers of a parameter server, steps by which the suspects' parameters are old,
             and by which others were at most; (0, 0) for none.
         tentative: whether every rank was alone from the first comparison on, and nothing was seen
@@ -117,6 +119,7 @@ class Divergence(Incident):
     setting: str = ""
     values: Mapping[int, float] = field(default_factory=dict)
     missed: int = 0
+    ended: bool = False
     lag: tuple[int, int] = (0, 0)
     agreeing: bool = False
     at_start: bool = False
@@ -327,6 +330,17 @@ class Divergence(Incident):
             return False
         only = self.tensors[0]
         return only.buckets == 1 and math.prod(only.shape) > 1
+
+    def misses(self, missed: MissedRound, wrote: Collection[int]) -> None:
+        """It is a synchronisation that did not make all ranks equal.
+
+        Args:
+            wrote: ranks that have ever taken part in one.
+        """
+        self.missed, self.tentative = missed.period, False
+        self.first_step, self.ended = missed.step, missed.ended
+        if missed.ended and wrote:
+            self.ranks = tuple(sorted(wrote))
 
     @property
     def written(self) -> bool:

@@ -7,10 +7,15 @@ import math
 import numpy as np
 
 from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.desync.averaging_rounds import MissedRound, interval_of
 from rankscope.server.detectors.desync.explain import periodic_finding, versions_finding
 from rankscope.server.detectors.desync.state import DesyncState
 from rankscope.server.detectors.desync.versions import VersionFacts
 from rankscope.server.window import Comparison
+
+# Rounds in a row that no rank makes, after which there are none any more: an interval may be
+# doubled, and doubled again, on purpose.
+_NONE = 4
 
 
 def interval_of_returns(state: DesyncState, needed: int) -> int:
@@ -49,6 +54,19 @@ def still_periodic(
         return True
     # Equal between two synchronisations: they are equal all the time now.
     return (parameters.equal or version_facts.joined) == (since % state.period == 0)
+
+
+def missed_at(state: DesyncState, facts: VersionFacts, step: int) -> MissedRound | None:
+    """The synchronisation that some ranks missed at a step, or that all of them no longer make."""
+    if facts.outside and state.returns:
+        return MissedRound(step, interval_of(state.returns))
+    if facts.outside and state.never_met.found:
+        return MissedRound(state.never_met.rounds[0], state.never_met.interval)
+    due = state.due
+    # Ranks that were equal once more since then go on at another interval.
+    if due is None or state.returns or step - due.step < _NONE * due.period:
+        return None
+    return due if state.averaging_rounds.none_since(due.step) else None
 
 
 def returns_finding(state: DesyncState, last_step: int) -> Finding:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.desync.averaged_in_groups import AveragedInGroups
-from rankscope.server.detectors.desync.averaging_rounds import AveragingRounds
+from rankscope.server.detectors.desync.averaging_rounds import AveragingRounds, MissedRound
 from rankscope.server.detectors.desync.coverage import Coverage
 from rankscope.server.detectors.desync.exchange import Exchange
 from rankscope.server.detectors.desync.incident import Divergence
@@ -117,6 +117,7 @@ class DesyncState:
         dealt_out: whether each rank's optimizer holds a part of its own of all tensors.
         periodic_seen: step at which the period was recognised.
         between: whether the parameters were made equal between two steps, and not within one.
+        due: the synchronisation that was due when there was none, and none was missed by some.
         unequal: steps at which they were seen to differ, and whether before the step, too.
         versions: which version of the parameters each rank holds.
         workers: where these are versions of one model, by design.
@@ -159,6 +160,7 @@ class DesyncState:
     rank_local: bool = False
     known_ranks: int = 0
     between: bool = False
+    due: MissedRound | None = None
     unequal: deque[tuple[int, bool]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     versions: Versions = field(default_factory=Versions)
     workers: Asynchronous | None = None

@@ -10,11 +10,19 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.loss.same_period import COSINE, Beside, beside, recurs
+from rankscope.server.detectors.loss.same_period import (
+    COSINE,
+    REACH,
+    Beside,
+    alternates,
+    beside,
+    recurs,
+)
 from rankscope.server.detectors.loss.swing_shape import FALLING, LONGEST, Repeats, Swing
 from rankscope.server.detectors.mechanisms.disjoint_steps import Turns
 from rankscope.server.detectors.mechanisms.history import Companions, rate_sentence
 from rankscope.server.detectors.mechanisms.incident import Incident
+from rankscope.server.detectors.mechanisms.leaps import Leaps
 from rankscope.server.detectors.mechanisms.series_by_step import mean_by_step
 from rankscope.server.detectors.mechanisms.statistics import (
     Progress,
@@ -144,8 +152,9 @@ class OscillatingState:
     companions: Companions = field(default_factory=Companions)
     steps: deque[int] = field(default_factory=lambda: deque(maxlen=LONGEST))
     beside: dict[str, dict[int, float]] = field(
-        default_factory=lambda: {metric: {} for metric in _BESIDE}
+        default_factory=lambda: {metric: {} for metric in (*_BESIDE, REACH)}
     )
+    leaps: Leaps = field(default_factory=Leaps)
     signed: bool = False
     repeats: Repeats = field(default_factory=Repeats.begin)
     unmeasured: Unmeasured = field(default_factory=Unmeasured)
@@ -190,9 +199,10 @@ class LossOscillating(Detector[OscillatingState]):
     Evidence:
         `period` (steps), `amplitude` (largest), `amplitude_now`, `lag_one`, `peak_share`,
         `growth`, `trend`, `progress`, `scale` (observations in one value), `windows`, and where
-        they apply `lr_before`, `lr_after`, `lr_step`; of series that are posted the range of their
-        medians by place within the period, `lr_range` and so on; `recurs` where a fault of the
-        data or the schedule does.
+        they apply `lr_before`, `lr_after`, `lr_step`; `reach`, by how much a step can have changed
+        the loss (its length times the gradient's, median); of series that are posted the range of
+        their medians by place within the period, `lr_range` and so on; `recurs` where a fault of
+        the data or the schedule does.
 
     Source:
         Fisher (1929) and Mann-Kendall; epoch folding (Leahy et al. 1983); stability limits 2 / lr
@@ -204,7 +214,7 @@ class LossOscillating(Detector[OscillatingState]):
     kinds = ("loss.oscillating",)
     of_one_task = True
     needs = ("loss",)
-    wants = _BESIDE
+    wants = (*_BESIDE, *Leaps.SERIES)
 
     policy: OscillatingPolicy
 
@@ -228,14 +238,17 @@ class LossOscillating(Detector[OscillatingState]):
         """Takes the window's losses into every scale."""
         findings: list[Finding] = []
         state.companions.take(window)
-        for metric, known in state.beside.items():
-            known.update(mean_by_step(window, metric))
+        state.leaps.take(window)
+        for metric in _BESIDE:
+            state.beside[metric].update(mean_by_step(window, metric))
         steps, means = state.turns.means(window, "loss")
         for step, value in zip(steps.tolist(), means.tolist(), strict=True):
             state.unmeasured.push(step, finite=math.isfinite(value))
             if not math.isfinite(value):
                 continue
             state.companions.pass_to(step)
+            state.leaps.pass_to(step)
+            state.beside[REACH][step] = state.leaps.reach(step)
             state.progress.push(step, value)
             state.steps.append(step)
             state.signed |= value < 0
@@ -408,6 +421,8 @@ class LossOscillating(Detector[OscillatingState]):
                 "Nothing, if two of them are meant to take turns; log their losses under names of "
                 "their own. Else look at what is different at every other step."
             )
+        elif other.beyond(incident.amplitude, period):
+            cause, remedy = alternates(other, incident.amplitude, period)
         elif period < _TWO:
             cause = sentences(
                 rate,
@@ -461,6 +476,7 @@ class LossOscillating(Detector[OscillatingState]):
                 **(incident.rise or {}),
                 **({"recurs": True} if other.odd else {}),
                 **({"turns": True} if other.turns and period < _TWO else {}),
+                **({"reach": other.reach} if math.isfinite(other.reach) else {}),
                 **{f"{name}_range": list(both) for name, both in other.ranges.items()},
             },
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rankscope.server.detectors.mechanisms.leaps import BEYOND
 from rankscope.server.detectors.mechanisms.recurrence import CYCLES
 from rankscope.server.detectors.mechanisms.wording import number
 
@@ -16,6 +17,8 @@ _LARGER = 3.0
 # Of the learning rate of one place, as a rise of it is found everywhere (`RisePolicy`).
 _FASTER = 1.5
 COSINE = "grad_cosine"
+# By how much the step before can have changed the loss, at most (`Leaps.reach`).
+REACH = "reach"
 # Cosine of consecutive gradients below which each takes back a part of what the last has done: of
 # two tasks it scatters around 0 by a tenth or two, of steps that are too large it is near -1.
 _SENT_BACK = -0.3
@@ -29,10 +32,12 @@ class Beside:
 
     Attributes:
         cosine: median of those of the gradients of consecutive steps; NaN where they are not known.
+        reach: median of what a step can have changed the loss by; NaN where it is not known.
     """
 
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     cosine: float = math.nan
+    reach: float = math.nan
 
     def times(self, metric: str) -> float:
         """The highest place over the lowest; 1 where nothing is known."""
@@ -65,6 +70,10 @@ class Beside:
         """Whether a fault of the data or the schedule is what recurs."""
         return self.worse or self.times("input_rms") >= _LARGER or self.times("lr") >= _FASTER
 
+    def beyond(self, amplitude: float, period: float) -> bool:
+        """Whether the steps of half a period are too short to make the loss swing as it does."""
+        return amplitude > BEYOND * self.reach * max(1.0, period / 2)
+
 
 def beside(steps: Sequence[int], series: Mapping[str, Mapping[int, float]], period: int) -> Beside:
     """What other series do within the loss's period: medians of each of its places.
@@ -76,7 +85,7 @@ def beside(steps: Sequence[int], series: Mapping[str, Mapping[int, float]], peri
     """
     ranges = {}
     for metric, known in series.items():
-        if metric == COSINE:
+        if metric in (COSINE, REACH):
             continue
         places = [
             [
@@ -92,8 +101,13 @@ def beside(steps: Sequence[int], series: Mapping[str, Mapping[int, float]], peri
     # What is known of single steps alone: a cosine is to the sample before.
     cosines = series.get(COSINE, {})
     consecutive = [cosines[step] for step in steps if step in cosines and step - 1 in cosines]
-    enough = len(consecutive) >= CYCLES
-    return Beside(ranges, float(np.median(consecutive)) if enough else math.nan)
+    reached = [value for value in series.get(REACH, {}).values() if math.isfinite(value)]
+    return Beside(ranges, _median(consecutive), _median(reached))
+
+
+def _median(values: Sequence[float]) -> float:
+    """NaN where there are fewer than a period has to be seen times."""
+    return float(np.median(values)) if len(values) >= CYCLES else math.nan
 
 
 def recurs(known: Beside, period: float) -> tuple[str, str]:
@@ -123,3 +137,24 @@ def recurs(known: Beside, period: float) -> tuple[str, str]:
         "Look at samples and targets of these batches: one of the sources that take turns, or one "
         "worker of the loader, is broken.",
     )
+
+
+def alternates(known: Beside, amplitude: float, period: float) -> tuple[str, str]:
+    """Cause and remedy of a loss that swings further than the steps can have moved it."""
+    cause = (
+        f"Within {number(period)} steps it moves by {number(amplitude)} and back, and a step can "
+        f"have changed it by about {number(known.reach)} (its length times the gradient's): the "
+        "steps are too short to make that, so the learning rate is not why. What the loss is "
+        "measured on comes and goes with this period: two sources in turns, labels that are other "
+        "ones at every other batch, a term or a sign of the loss that alternates, a schedule."
+    )
+    if known.cosine <= _SENT_BACK:
+        cause += (
+            f" Gradients of consecutive steps point against each other (cosine "
+            f"{number(known.cosine)}): what one of them teaches the next one takes back."
+        )
+    remedy = (
+        f"Look at what is different within {number(period)} steps: print source, labels and terms "
+        "of the loss of as many consecutive batches."
+    )
+    return cause, remedy

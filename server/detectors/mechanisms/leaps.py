@@ -138,7 +138,7 @@ def _whole(rows: Float64) -> Float64:
     smallest = np.fmin.reduce(rows, axis=1, initial=np.nan)
     alike = largest - smallest <= _ALIKE * largest
     whole: Float64 = np.where(alike, largest, np.sqrt(np.nansum(rows**2, axis=1)))
-    return whole
+    return np.where(np.isfinite(largest), whole, np.nan)
 
 
 def _largest(rows: Float64) -> Float64:

@@ -99,7 +99,8 @@ def loss_finding(incident: LossOutlier) -> Finding:
             f"{ranks(who).capitalize()} differ by {by} at a level of {number(incident.level)}, "
             "always to the same side. As many ranks are on one side as on the other, so "
             "nothing in this shows which one is wrong.",
-            "It was so from the first steps on: their data may be unlike on purpose."
+            "It may have been so from the first steps on, when losses are alike whatever differs: "
+            "their data may be unlike on purpose."
             if incident.from_start
             else "",
             _who_moved(incident),
@@ -135,7 +136,9 @@ def loss_finding(incident: LossOutlier) -> Finding:
             if incident.learned
             else "",
             accurate,
-            "It was so from the first steps on." if incident.from_start else "",
+            "It may have been so from the first steps on, when losses are alike whatever differs."
+            if incident.from_start
+            else "",
             why,
         )
         remedy = (

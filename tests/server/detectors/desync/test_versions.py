@@ -27,6 +27,8 @@ class Digests:
     unseen: set[int] = field(default_factory=set)
     # Whether what was written after a sampled step is reported where the next one is not sampled.
     alone: bool = False
+    # Whether every step says who wrote its parameters before it.
+    marked: bool = False
 
     def __post_init__(self):
         self.after = np.zeros((self.ranks, STEPS), np.uint64)
@@ -54,11 +56,16 @@ class Digests:
             after = np.tile(seen, (self.ranks, 1))
             before = [step - 1 not in self.unseen for step in range(low, high)]
             since = np.tile(before, (self.ranks, 1)) & (after | self.alone)
+            wrote = (changed != 0)[:, low:high] & self.marked
+            marks = {
+                "parameters_written": Series(np.ones(wrote.shape), wrote),
+                "loss": Series(np.ones(wrote.shape), np.ones(wrote.shape, bool)),
+            }
             yield Window(
                 world_size=self.ranks,
                 ranks=everyone,
                 steps=np.arange(low, high),
-                series={},
+                series=marks if self.marked else {},
                 comparisons=tuple(found),
                 last_step=high - 1,
                 config={"data_parallel": ""},
@@ -287,13 +294,37 @@ def test_what_was_written_after_a_sampled_step_is_known_without_a_sample_of_the_
     )
 
 
-def test_averages_that_end_for_all_are_none_that_one_missed():
-    job = averaged(2, every=4)
+def ends(ranks, *, at=42, every=4, later=()):
+    """Local SGD whose averages end, but for later ones before these steps."""
+    job = averaged(ranks, every=every)
+    job.marked = job.alone = True
     random = np.random.default_rng(4)
-    for step in range(42, STEPS):
-        job.before[:, step] = job.after[:, step - 1]
-        job.after[:, step] = random.integers(1, 2**63, 2)
-    assert [alert for alert in serious(job, ())[0] if "missed" in alert.cause] == []
+    for step in range(at, STEPS):
+        job.before[:, step] = random.integers(1, 2**63) if step in later else job.after[:, step - 1]
+        job.after[:, step] = random.integers(1, 2**63, ranks)
+    return job
+
+
+@pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("sampled_every", [1, 3])
+def test_averages_that_end_for_all_are_no_average_that_one_missed(ranks, sampled_every, cuts):
+    job = ends(ranks)
+    job.unseen = {step for step in range(48, STEPS) if step % sampled_every}
+    [alert], _ = serious(job, cuts)
+    assert (alert.kind, alert.severity, alert.state) == ("desync.parameters", "warning", "open")
+    assert (alert.ranks, alert.first_step) == (tuple(range(ranks)), 44)
+    assert "and no longer since" in alert.cause
+    assert "missed" not in alert.cause
+
+
+@pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
+@pytest.mark.parametrize("sampled_every", [1, 3])
+@pytest.mark.parametrize("later", [(48, 56, 64, 72), (50, 60, 70), (52, 68)])
+def test_averages_that_come_more_seldom_have_not_ended(later, sampled_every, cuts):
+    job = ends(4, later=later)
+    job.unseen = {step for step in range(48, STEPS) if step % sampled_every}
+    assert serious(job, cuts)[0] == []
 
 
 def test_a_zero_of_another_sign_is_no_desync():
