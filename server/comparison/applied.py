@@ -27,6 +27,9 @@ _SAME = 1e-3
 _MAX_TENSORS = 64
 # Times the rounding of a reduction by which two gradients differ that can be told apart.
 _ALIKE = 10.0
+# Share of the largest weight below which a rank's gradient is not in a sum, and by which weights of
+# an equal mean differ: those that least squares finds are known to a thousandth or so.
+_COUNTS = 0.01
 # Of two gradients with a cosine beyond 1 - 5e-7 nothing tells which of them is in a third: float64
 # of sketches in float32 leaves no digit.
 _DEPENDENT = 1e-6
@@ -115,7 +118,33 @@ def applied(
         rest=tuple(rest.tolist()),
         received=tuple(_has_received(local, of_rank, i) for i, of_rank in enumerate(came)),
         stale=tuple(stale.sum(axis=1).tolist()),
+        subsets=tuple(_subset(local, of_rank, sizes, tolerance) for of_rank in came),
     )
+
+
+def _subset(local: Float64, came: Float64, sizes: Float64, tolerance: Float64) -> tuple[int, ...]:
+    """The ranks of whose gradients, [R, T, K], one applied a multiple of the mean, [T, K].
+
+    Least squares over all of them, held against every tensor by itself. Empty where it is that of
+    all, of one, or none.
+    """
+    basis, target = local.reshape(len(local), -1), came.reshape(-1)
+    if basis.shape[1] < 2 * len(basis):
+        return ()
+    gram = basis @ basis.T
+    scale = np.sqrt(np.diag(gram))
+    if not (scale > 0).all():
+        return ()
+    if not np.linalg.det(gram / np.outer(scale, scale)) > _DEPENDENT:
+        return ()
+    weights = np.linalg.solve(gram, basis @ target)
+    rest = np.sqrt(((came - np.tensordot(weights, local, 1)) ** 2).sum(axis=1))
+    largest = float(np.abs(weights).max())
+    if not (rest <= tolerance * (np.abs(weights) @ sizes)).all() or not largest > 0:
+        return ()
+    taken = np.flatnonzero(np.abs(weights) > _COUNTS * largest)
+    equal = np.abs(weights[taken] - weights[taken[0]]) <= _COUNTS * largest
+    return tuple(taken.tolist()) if equal.all() and 1 < len(taken) < len(local) else ()
 
 
 def _as_rounded(

@@ -163,6 +163,8 @@ class Applied:
         rest: by rank, norm of what it applied beside a multiple of the mean, over that multiple's.
         received: by rank, whether the other ranks' gradients are in what it applied.
         stale: by rank, in how many it applied a multiple of the mean of the step before.
+        subsets: by rank, places of the ranks of whose gradients alone it applied a multiple of the
+            mean, in all tensors; empty where that is not so.
     """
 
     tensors: int
@@ -175,6 +177,7 @@ class Applied:
     rest: tuple[float, ...] = ()
     received: tuple[bool, ...] = ()
     stale: tuple[int, ...] = ()
+    subsets: tuple[tuple[int, ...], ...] = ()
 
     @property
     def exchanged(self) -> bool:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field
-from functools import cache
 
 import numpy as np
 
@@ -18,26 +16,11 @@ from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
 from rankscope.server.detectors.mechanisms.statistics import Progress, mean_over_ranks, times_fewer
 from rankscope.server.detectors.mechanisms.wording import number
-from rankscope.server.detectors.metric.series import is_logged
+from rankscope.server.detectors.metric.score_names import parts_of, rises
 from rankscope.server.detectors.policy import Count, Observations, Share, Sigmas
 from rankscope.server.detectors.profiles import OWN_GOAL
 from rankscope.server.window import Float64, Window
 
-# Parts of a name, one of which says that higher is better ...
-_HIGHER = frozenset(
-    "reward rewards return returns score scores accuracy acc f1 auc auroc auprc map bleu rouge "
-    "psnr ssim iou miou dice recall precision ndcg mrr success".split()
-)
-# ... and those with which it may be of something else: a spread or a setting of it, what is added
-# to explore, or the score of what is to be refused.
-_OTHER = frozenset(
-    "loss error err std var variance min lr rate weight coef scale count num len length steps time "
-    "target baseline grad norm kl entropy intrinsic bonus curiosity novelty shaping penalty cost "
-    "fake real generated fid critic discriminator disc anomaly outlier opponent chosen rejected "
-    "eps temperature noise threshold thr best size bits".split()
-)
-_PARTS = re.compile(r"[a-z]+\d*|[A-Z]+(?![a-z])\d*|[A-Z][a-z]+\d*")
-_WORDS = re.compile(r"[a-z]+\d*")
 # Values that are kept of one series: beyond that neighbours are averaged.
 _MOST = 2048
 # Series of a run that are judged.
@@ -255,20 +238,6 @@ class Scores:
             *(standing.finding(e) for one in ordered for e in one.stands.take(last_step)),
             *(unmoved.finding(e) for one in ordered for e in one.unmoved.take(last_step)),
         ]
-
-
-@cache
-def parts_of(name: str) -> frozenset[str]:
-    """The words that a name consists of, in lower case: of `IoU` and `valAcc`, too."""
-    words = (part.lower() for part in _PARTS.findall(name))
-    return frozenset(words).union(_WORDS.findall(name.lower()))
-
-
-@cache
-def rises(name: str) -> bool:
-    """Whether the name of a user's series says that higher is better."""
-    parts = parts_of(name)
-    return is_logged(name) and bool(parts & _HIGHER) and not parts & _OTHER
 
 
 def _levels(values: Float64, size: int) -> tuple[float, float, float]:

@@ -12,12 +12,10 @@ from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.mechanisms.episode import Episode
 from rankscope.server.detectors.mechanisms.statistics import BLOCK, times_fewer
 from rankscope.server.detectors.mechanisms.wording import count, number
+from rankscope.server.detectors.metric.score_names import REWARDS
 from rankscope.server.detectors.policy import Observations, Sigmas, Times
 from rankscope.server.detectors.profiles import OWN_GOAL
 from rankscope.server.window import Float64
-
-# Parts of a name, one of which says that it is what an agent was given for what it did.
-_REWARDS = frozenset("reward rewards return returns".split())
 
 _ROUNDING = 1e-9
 
@@ -74,7 +72,7 @@ def unmoved(
         values: float64 [N], means of all `observed` ones.
         known: whether it was found before: it is over when it surely rises.
     """
-    if observed < policy.unmoved or not parts & _REWARDS or since > policy.begun:
+    if observed < policy.unmoved or not parts & REWARDS or since > policy.begun:
         return None
     mean = float(values.mean())
     rise, scatter, fewer = _line(values)

@@ -10,7 +10,8 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.data import large_targets
+from rankscope.server.detectors.data import large_outputs, large_targets
+from rankscope.server.detectors.data.large_outputs import LargeOutputs
 from rankscope.server.detectors.data.large_targets import LargeTargets
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
 from rankscope.server.detectors.mechanisms.series_by_step import median, together
@@ -86,6 +87,7 @@ class UnscaledState:
 
     sizes: dict[str, Size] = field(default_factory=lambda: {kind: Size() for kind in _SERIES})
     targets: LargeTargets = field(default_factory=LargeTargets)
+    outputs: LargeOutputs = field(default_factory=LargeOutputs)
     spread: Size = field(default_factory=Size)
 
 
@@ -111,7 +113,9 @@ class Unscaled(Detector[UnscaledState]):
         of them begin at zero. Targets (key `targets`): they have a root mean square above 30
         (`target_size`), and the outputs over them (`output_scale`) were below a hundredth at first
         and are below a tenth after 100 steps, though they grow, or explain less than -0.5 of their
-        deviance; of runs that begin at step 0.
+        deviance; of runs that begin at step 0. Outputs (key `outputs`): at the first three samples
+        the loss was 5 times that of the best constant answer or more (`explained_deviance`), and
+        after 100 steps it is less, but still 1.5 times that.
 
     Severity:
         Warning.
@@ -119,7 +123,8 @@ class Unscaled(Detector[UnscaledState]):
     Evidence:
         `spread`; `size`, and the medians of the least and of the largest of the ranks, `least` and
         `most`. Of targets `first` and `last`, outputs over targets, `steps`, their
-        `size` and `explained_deviance`.
+        `size` and `explained_deviance`. Of outputs `first` and `last`, the loss over that of a
+        constant answer, and `steps`.
 
     Source:
         LeCun et al., Efficient BackProp (1998), sections 4.3 and 4.6; Glorot and Bengio (2010); He
@@ -156,9 +161,12 @@ class Unscaled(Detector[UnscaledState]):
         self._take_spread(window, state.spread)
         findings += [_alike(e) for e in state.spread.watch.take(window.last_step)]
         for step, row in together(window, *_TARGETS):
-            state.targets.push(step, *(row.get(name, math.nan) for name in _TARGETS))
-        watch = state.targets.watch
-        findings += [large_targets.finding(e) for e in watch.take(window.last_step)]
+            scale, size, explained = (row.get(name, math.nan) for name in _TARGETS)
+            state.targets.push(step, scale, size, explained)
+            state.outputs.push(step, explained, scale)
+        last = window.last_step
+        findings += [large_targets.finding(e) for e in state.targets.watch.take(last)]
+        findings += [large_outputs.finding(e) for e in state.outputs.watch.take(last)]
         return Outcome({kind: self._check(kind, state) for kind in _SERIES}, tuple(findings))
 
     def _take_spread(self, window: Window, spread: Size) -> None:

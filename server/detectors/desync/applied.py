@@ -105,6 +105,9 @@ def _suspects(at: str, applied: Applied, members: tuple[int, ...]) -> tuple[str,
             f"Look at what {who} {agree(len(odd), 'copies')} back after the reduction, and when: "
             "handles and streams that are not waited for, buffers that two steps share.",
         )
+    some = applied.subsets or ((),) * len(applied.averaged)
+    if any(some) and all(some[i] or applied.own[i] == whole for i in odd):
+        return _of_some(at, applied, members, odd, others)
     if any(applied.own[i] for i in odd):
         return None
     where = ""
@@ -127,6 +130,30 @@ def _suspects(at: str, applied: Applied, members: tuple[int, ...]) -> tuple[str,
         "random numbers for them that differ between ranks: do it alike on all ranks, with one "
         "seed, or before the reduction. If the code is sound, suspect the interconnect: run "
         "nccl-tests, try without P2P.",
+    )
+
+
+def _of_some(
+    at: str, applied: Applied, members: tuple[int, ...], odd: list[int], others: str
+) -> tuple[str, str]:
+    """Ranks that applied the mean of some ranks' gradients alone."""
+    each = listing(
+        [
+            f"rank {members[i]} that of {ranks([members[j] for j in applied.subsets[i]])}"
+            if applied.subsets[i]
+            else f"rank {members[i]} its own"
+            for i in odd
+        ],
+        most=4,
+    )
+    return (
+        f"{at} these ranks applied the mean of some ranks' gradients in place of that of all: "
+        f"{each}.{others} The reduction goes over other ranks than those that hold the model: a "
+        "process group that is a part of them, an exchange with neighbours (a ring, gossip) that "
+        "ends too soon, or gradients that do not arrive.",
+        "Reduce over the group of all ranks that hold the model (`group=None`, or the group of its "
+        "mesh dimension). If ranks are to exchange with neighbours alone, let them average their "
+        "parameters as well: gradients by themselves do not keep them together.",
     )
 
 

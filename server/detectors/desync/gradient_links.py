@@ -131,7 +131,8 @@ def gradient_link(incident: Divergence) -> tuple[str, str]:
     elif alone and len(incident.ranks) > 2:
         cause = (
             f"At step {incident.first_step} every rank applied another gradient: no all-reduce "
-            f"took place, or the ranks changed what it gave. {why_unreduced(incident)}"
+            "took place, or the ranks changed what it gave, or did not wait for it "
+            f"(`async_op=True` and no `wait()`). {why_unreduced(incident)}"
         )
         remedy = (
             "Call the wrapped model itself, run the last micro-batch (forward and backward) "
@@ -140,7 +141,8 @@ def gradient_link(incident: Divergence) -> tuple[str, str]:
     elif alone and incident.everywhere and _never_equal(incident):
         cause = (
             f"At every step since step {incident.first_step} each rank applied another gradient: "
-            f"no all-reduce took place, or {ranks(incident.ranks)} change what it gave. "
+            f"no all-reduce took place, or {ranks(incident.ranks)} change what it gave, or do not "
+            "wait for it (`async_op=True` and no `wait()`). "
             f"{why_unreduced(incident)}"
         )
         remedy = (

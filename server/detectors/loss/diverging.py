@@ -30,6 +30,7 @@ from rankscope.server.detectors.mechanisms.statistics import (
 )
 from rankscope.server.detectors.mechanisms.waiting import too_few
 from rankscope.server.detectors.mechanisms.wording import number, percent
+from rankscope.server.detectors.metric.score_names import OF_REWARDS, rewarded
 from rankscope.server.detectors.policy import Blocks, RisePolicy, Share, Sigmas, Times
 from rankscope.server.detectors.profiles import TURNS
 from rankscope.server.window import Check, Window
@@ -61,7 +62,8 @@ class DivergingPolicy(RisePolicy):
         held: share of lost progress, down to which an incident goes on.
         begun: share of lost progress at which the rise is taken to have begun.
         calm: blocks below `held` after which it is over.
-        game: multiple of its start up to which the loss of one of two players may rise.
+        game: multiple of its start up to which the loss of one of two players may rise, or that of
+            a training which learns from rewards.
         small_start: progress, as a share of the start, below which losses are measured against the
             start instead.
         blown_up: multiple of its start above which a loss is too high however much it scatters: up
@@ -108,6 +110,7 @@ class DivergingState:
     signed: bool = False
     sign: LossSign = field(default_factory=LossSign)
     game_since: int | None = None
+    rewarded: bool = False
     unmeasured: Unmeasured = field(default_factory=Unmeasured)
     incident: Diverging | None = None
     bottomless: Bottomless = field(default_factory=Bottomless)
@@ -145,10 +148,10 @@ class LossDiverging(Detector[DivergingState]):
         Warning; critical where all progress is lost, that is where the loss is above its start.
         Never more than info for losses that change their sign, and where another optimizer of the
         process steps in turns with this one, each on a backward pass of its own, as the players of
-        a game do: up to 20 times the start. Info, too, where the data became others as the rise
-        began (as in `loss.spike`), as long as the loss has lost a quarter of the rise again, and
-        where the accuracy is what it was (20 observations before and more since, within 2 standard
-        errors).
+        a game do, or where rewards are logged: up to 20 times the start. Info, too, where the data
+        became others as the rise began (as in `loss.spike`), as long as the loss has lost a quarter
+        of the rise again, and where the accuracy is what it was (20 observations before and more
+        since, within 2 standard errors).
 
     Cause:
         The learning rate, where it had been raised; data, targets or the loss itself, where it rose
@@ -168,7 +171,15 @@ class LossDiverging(Detector[DivergingState]):
     kinds = ("loss.diverging",)
     of_one_task = True
     needs = ("loss",)
-    wants = ("lr", "weight_norm", answers_kept.SERIES, *Leaps.SERIES, *Phases.SERIES, _WORTH)
+    wants = (
+        "lr",
+        "weight_norm",
+        answers_kept.SERIES,
+        *Leaps.SERIES,
+        *Phases.SERIES,
+        _WORTH,
+        *OF_REWARDS,
+    )
 
     policy: DivergingPolicy
 
@@ -185,6 +196,7 @@ class LossDiverging(Detector[DivergingState]):
         if (marks := window.series.get(MARK)) is not None:
             state.written.extend(window.steps[marks.present.any(axis=0)].tolist())
         played = [event.step for event in window.events if event.kind == TURNS]
+        state.rewarded |= rewarded(n for n, s in window.series.items() if s.present.any())
         if played and state.game_since is None:
             state.game_since = min(played)
         steps, means = state.turns.means(window, "loss")
@@ -342,6 +354,7 @@ class LossDiverging(Detector[DivergingState]):
             rise=rise,
             signed=state.signed,
             game=state.game_since is not None and state.game_since <= blocks[-1].last_step,
+            rewarded=state.rewarded,
             phase=state.phases.began(first, blocks[-1].last_step) if rise is None else "",
             latest=blocks[-1].median,
             written=self._written(state, first, onset.last_step),
@@ -373,9 +386,10 @@ class LossDiverging(Detector[DivergingState]):
         )
 
     def _played(self, incident: Diverging) -> bool:
-        """Whether it is the loss of a player, that has not run away."""
+        """Whether it need not fall, as that of a player, and has not run away."""
         start = abs(incident.start)
-        return incident.game and abs(incident.worst) <= self.policy.game * start
+        free = incident.game or incident.rewarded
+        return free and abs(incident.worst) <= self.policy.game * start
 
     def _finding(self, incident: Diverging) -> Finding:
         if incident.lost >= 1:

@@ -32,6 +32,7 @@ class Diverging(Incident):
     rise: Mapping[str, float] | None
     signed: bool
     game: bool
+    rewarded: bool
     phase: str = ""
     latest: float = math.nan
     written: int = -1  # step before which parameters were written outside the optimizer
@@ -46,8 +47,15 @@ class Diverging(Incident):
 
 
 def explained(incident: Diverging, *, played: bool) -> tuple[str, str]:
-    """Cause and remedy; `played`: it is the loss of a player, that has not run away."""
-    if played:
+    """Cause and remedy; `played`: it is one that need not fall, and has not run away."""
+    if played and not incident.game:
+        cause = (
+            "Rewards are logged: what is learned from them need not make the loss fall. The errors "
+            "of a value function grow with the returns that it is to foresee, and the loss of a "
+            "policy means nothing by its value."
+        )
+        remedy = "Look at the rewards: nothing has to be done while they rise."
+    elif played:
         cause = (
             "Another optimizer steps in turns with this one, each on a loss of its own, as the "
             "players of a game do (a generator and a discriminator): the loss of one rises "

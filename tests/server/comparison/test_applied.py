@@ -125,3 +125,35 @@ def test_a_rank_that_applies_the_mean_of_the_step_before():
     assert made.averaged == (TENSORS, 0, TENSORS)
     said = applied(sketched(local), sketched(came), table(TENSORS), dtypes=types)
     assert said.stale == (0, 0, 0)
+
+
+@pytest.mark.parametrize("ranks", [3, 8])
+def test_means_of_neighbours_name_these(ranks):
+    local = gradients(ranks)
+    came = (local + np.roll(local, 1, axis=0)) / 2
+    made = found(local, came)
+    assert made.averaged == made.own == (0,) * ranks
+    assert made.subsets == tuple(tuple(sorted(((i - 1) % ranks, i))) for i in range(ranks))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_reduction_without_one_rank_names_the_others(dtype):
+    local = gradients(4)
+    came = np.repeat(local[:3].mean(axis=0)[None], 4, axis=0)
+    came[3] = local[3]
+    made = found(local, came, dtype)
+    assert made.subsets == ((0, 1, 2),) * 3 + ((),)
+    assert made.own == (0, 0, 0, TENSORS)
+
+
+@pytest.mark.parametrize("kind", ["mean of all", "own", "noise", "weighted"])
+def test_what_is_no_mean_of_some_names_none(kind):
+    local = gradients(4)
+    random = np.random.default_rng(2)
+    came = {
+        "mean of all": reduced(local),
+        "own": local,
+        "noise": reduced(local[:2])[[0, 0, 0, 0]] + 0.01 * random.standard_normal(local.shape),
+        "weighted": np.repeat((local[0] + 2 * local[1])[None] / 3, 4, axis=0),
+    }[kind]
+    assert not any(found(local, came.astype(np.float32)).subsets)

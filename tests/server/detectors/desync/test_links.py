@@ -114,6 +114,15 @@ def test_noise_on_a_rank_is_no_missing_all_reduce():
     assert "no all-reduce took place" not in said(beside(each))
 
 
+def test_means_of_some_ranks_are_called_that():
+    ring = applied((0,) * 4, (0,) * 4, subsets=((0, 3), (0, 1), (1, 2), (2, 3)))
+    text = said(beside(ring))
+    assert "rank 0 that of ranks 0 and 3, rank 1 that of ranks 0 and 1" in text
+    assert "no all-reduce took place" not in text
+    without_one = applied((0,) * 4, (0, 0, 0, 8), subsets=(*((0, 1, 2),) * 3, ()))
+    assert "rank 2 that of ranks 0-2 and rank 3 its own" in said(beside(without_one))
+
+
 def test_a_mean_times_other_numbers_is_called_one():
     text = said(beside(applied((8,) * 4, (0,) * 4, factors=(0.5, 0.6, 0.7, 0.4))))
     assert "times a number of its own: 0.5 on rank 0, 0.6 on rank 1" in text
