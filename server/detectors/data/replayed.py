@@ -17,6 +17,7 @@ from rankscope.server.detectors.data.batches import (
 )
 from rankscope.server.detectors.data.own_epochs import OwnEpochs, epochs_finding
 from rankscope.server.detectors.data.own_repeats import OwnRepeats, own_finding
+from rankscope.server.detectors.data.received import RECEIVED, Received
 from rankscope.server.detectors.data.replayed_findings import (
     Repeat,
     Stuck,
@@ -91,6 +92,7 @@ class ReplayedState:
     own: OwnRepeats = field(default_factory=OwnRepeats)
     own_epochs: OwnEpochs = field(default_factory=OwnEpochs)
     visits: Visits = field(default_factory=Visits)
+    received: Received = field(default_factory=Received)
 
     @property
     def by_labels(self) -> bool:
@@ -139,7 +141,7 @@ class Replayed(Detector[ReplayedState]):
     """
 
     kinds = ("data.replayed", "data.unshuffled")
-    wants = ("samples", "samples_stored", "loader_batches", "tokens")
+    wants = ("samples", "samples_stored", "loader_batches", "tokens", RECEIVED)
 
     effects = (
         Rule(
@@ -148,6 +150,13 @@ class Replayed(Detector[ReplayedState]):
             consequence=("rank.loss_outlier", "rank.gradient_outlier"),
             earliest=-BLUR,
             why="a model memorises what one rank reads over and over",
+        ),
+        Rule(
+            root=("data.unshuffled",),
+            root_key="stuck",
+            consequence=("rank.loss_outlier",),
+            earliest=-BLUR,
+            why="batches that come again and again are memorised, and each rank has its own",
         ),
         Rule(
             root=("data.unshuffled",),
@@ -175,6 +184,7 @@ class Replayed(Detector[ReplayedState]):
     def advance(self, window: Window, state: ReplayedState) -> Outcome:
         """Goes through the batches step by step."""
         state.visits.take(window)
+        state.received.take(window)
         for series, order in (
             (batch_digests(window), state.batches),
             (label_digests(window), state.labels),
@@ -191,8 +201,10 @@ class Replayed(Detector[ReplayedState]):
                 self._step(window, order, int(window.steps[column]), digest, shared=shared)
                 if order is state.batches:
                     step = int(window.steps[column])
-                    state.own.take(step, window.ranks, series.values[:, column])
-                    state.own_epochs.take(step, window.ranks, series.values[:, column])
+                    # What a stage of a pipeline is given is no batch of a loader's.
+                    reads = ~state.received.at(window.ranks, window.steps[[column]])[0]
+                    state.own.take(step, window.ranks[reads], digests[reads])
+                    state.own_epochs.take(step, window.ranks[reads], digests[reads])
         # Where both repeat, it is one sequence: that of the batches is known sooner.
         reported = state.labels if state.by_labels else state.batches
         findings = [

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 
@@ -181,12 +181,18 @@ class Divergence(Incident):
         narrower = comparison.decided and {*comparison.deviating} < {*self.ranks}
         if self.missed or self.lag[0] or not present > known:
             return
-        if not (own or (after and narrower)):
+        if not (own or (after and narrower)) or self._joins(comparison):
             return
         self.ranks = comparison.deviating
         self.decided = comparison.decided and len(present) > 2
         self.groups = groups_of(comparison)
         self.tentative = self.tentative and all(len(group) == 1 for group in self.groups)
+
+    def _joins(self, comparison: Comparison) -> bool:
+        """Whether ranks that differed agree now: that is what became of it, and not who began."""
+        of = dict(zip(comparison.ranks.tolist(), comparison.clusters.tolist(), strict=True))
+        clusters = [{of[rank] for rank in group if rank in of} for group in self.groups]
+        return any(one & other for one, other in combinations(clusters, 2))
 
     def take(self, comparisons: Sequence[Comparison]) -> None:
         """Learns from the comparisons of one step, the first one included."""

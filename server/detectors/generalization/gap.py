@@ -11,6 +11,7 @@ import numpy as np
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.generalization.no_better import Losses, NoBetter, finding_of
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
+from rankscope.server.detectors.mechanisms.epochs_seen import Visits
 from rankscope.server.detectors.mechanisms.series_by_step import median, together
 from rankscope.server.detectors.mechanisms.statistics import (
     Spacing,
@@ -135,12 +136,14 @@ class GapState:
     Attributes:
         training: losses with their steps.
         constants: newest losses of the best constant answer to a batch.
+        visits: how often the samples of training have come.
         lowest: loss of training and evaluation so far.
         courses: evaluations by series.
     """
 
     training: deque[tuple[int, float]]
     constants: deque[float] = field(default_factory=lambda: deque(maxlen=_BATCHES))
+    visits: Visits = field(default_factory=Visits)
     lowest: float = math.inf
     courses: dict[str, Course] = field(default_factory=dict)
 
@@ -200,6 +203,7 @@ class GeneralizationGap(Detector[GapState]):
     def advance(self, window: Window, state: GapState) -> Outcome:
         """Takes the evaluations one by one."""
         evaluations = [name for name in sorted(window.series) if _is_judged(name)]
+        state.visits.lay(window)
         accuracies = {name: name.removesuffix("loss") + "accuracy" for name in evaluations}
         for step, row in together(
             window, "loss", _CONSTANT, _SHARE, *evaluations, *accuracies.values()
@@ -225,18 +229,22 @@ class GeneralizationGap(Detector[GapState]):
                     self._take(course, new, bounded=bounded)
                     spacing = course.spacing.steps(self.policy.last)
                     constant = median(state.constants)
-                    found = Losses(loss, training, constant, error)
+                    state.visits.pass_to(step)
+                    found = Losses(loss, training, constant, error, state.visits.mean)
                     others = (c.no_better.better for c in state.courses.values())
                     course.no_better.take(step, found, spacing, alone=not any(others))
+        state.visits.pass_to(window.last_step)
         findings = []
         for course in state.courses.values():
             worse = list(course.no_better.watch.take(window.last_step))
-            rises = list(course.watch.take(window.last_step))
-            # One of them says it all: the one that was there first.
+            rises = [_finding(e, course, self.policy) for e in course.watch.take(window.last_step)]
+            # One of them says it all: the one that was there first, if it is a warning as well.
             if worse and not (rises and rises[0].seen_step < worse[0].seen_step):
                 findings += [finding_of(episode, course.name) for episode in worse]
             else:
-                findings += [_finding(episode, course, self.policy) for episode in rises]
+                findings += rises
+                if worse and all(finding.severity == "info" for finding in rises):
+                    findings += [finding_of(episode, course.name) for episode in worse]
         return Outcome({"generalization.gap": self._check(state)}, tuple(findings))
 
     def _training(self, step: int, state: GapState, course: Course) -> tuple[float, float]:

@@ -20,6 +20,8 @@ from rankscope.server.detectors.mechanisms.wording import count, number
 # Loss of training, as a share of that of the best constant answer, below which three quarters are
 # explained; and of the evaluation, from which on a tenth at most is.
 _LEARNED, _NOTHING = 0.25, 0.9
+# Times that a sample has come, from which on a network may have memorised it.
+_MEMORISED = 8.0
 # Consecutive evaluations. Those of a network that has just begun may be worse than a constant.
 _EVALUATIONS = 3
 # The same where training has learned little, but beyond doubt: by this share, which is more than a
@@ -33,13 +35,15 @@ _LITTLE, _SURE, _MANY, _WORSE = 0.98, 4.0, 8, 2.0
 class Losses:
     """Attributes: of the evaluation, of training, and of the best constant answer.
 
-    Of the logarithm of that of training `error` is the standard error.
+    Of the logarithm of that of training `error` is the standard error. `visits` is how often each
+    sample of training had come; NaN where that is not known.
     """
 
     evaluated: float
     trained: float
     constant: float
     error: float = math.inf
+    visits: float = math.nan
 
 
 @dataclass(slots=True)
@@ -101,6 +105,13 @@ def finding_of(episode: Episode[Losses], name: str) -> Finding:
     of = f" of `{name}`" if name else ""
     seen = episode.seen + _EVALUATIONS - 1
     solved = facts.trained < _LEARNED * facts.constant
+    memorised, first = "", ""
+    if facts.visits >= _MEMORISED:
+        memorised = (
+            f"each sample of training has come {number(facts.visits)} times, so that these may "
+            "simply be memorised, being too few; or "
+        )
+        first = "Train on more samples, augment them, or stop sooner. To be sure that it is that: "
     return episode.finding(
         kind="generalization.gap",
         key=f"constant:{name}",
@@ -111,16 +122,16 @@ def finding_of(episode: Episode[Losses], name: str) -> Finding:
             f"The loss of training is {number(facts.trained)}, that of the evaluation"
             f"{of} {number(facts.evaluated)}, at {count(seen, 'evaluation')}. "
             f"The best answer that is the same for every input loses {number(facts.constant)}. "
-            "So what is learned is of no use there: the answer is in the inputs of training (a "
-            "target that is not shifted, a column that gives it away), the evaluation prepares its "
-            "data in another way, running statistics of batch norm are not what they should be, or "
-            "the data of training are memorised"
+            f"So what is learned is of no use there: {memorised}the answer is in the inputs of "
+            "training (a target that is not shifted, a column that gives it away), the evaluation "
+            "prepares its inputs or its labels in another way, running statistics of batch norm "
+            "are not what they should be, or the data of training are memorised"
             + ("." if solved else ", as where targets do not belong to them (shuffled separately).")
         ),
         remedy=(
-            "Evaluate a batch of training in evaluation mode: where that is as bad, look at the "
-            "mode, at the buffers and at the preparation of the data; where it is good, look at "
-            "what training can see of the targets."
+            f"{first}Evaluate a batch of training in evaluation mode: where that is as bad, look "
+            "at the mode, at the buffers and at the preparation of the data; where it is good, "
+            "look at what training can see of the targets."
         ),
         evidence={
             "evaluation": name,

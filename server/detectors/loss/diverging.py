@@ -355,6 +355,9 @@ class LossDiverging(Detector[DivergingState]):
             signed=state.signed,
             game=state.game_since is not None and state.game_since <= blocks[-1].last_step,
             rewarded=state.rewarded,
+            # Who goes on with what was trained before has learned something.
+            begun=blocks[begin].first_step <= progress.spacing.first <= 1,
+            lr=state.companions.rate_at(first),
             phase=state.phases.began(first, blocks[-1].last_step) if rise is None else "",
             latest=blocks[-1].median,
             written=self._written(state, first, onset.last_step),

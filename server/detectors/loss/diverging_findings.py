@@ -33,6 +33,8 @@ class Diverging(Incident):
     signed: bool
     game: bool
     rewarded: bool
+    begun: bool  # it has risen since the first steps: nothing was ever learned
+    lr: float  # when it began; NaN where it is not known
     phase: str = ""
     latest: float = math.nan
     written: int = -1  # step before which parameters were written outside the optimizer
@@ -97,6 +99,20 @@ def explained(incident: Diverging, *, played: bool) -> tuple[str, str]:
             f"Look at what the loop does at step {incident.written} and not at others: an "
             "initialisation that is called again, a checkpoint that is loaded, weights that "
             "an evaluation swaps in and does not swap out."
+        )
+    elif incident.begun:
+        rate = f" (of {number(incident.lr)})" if math.isfinite(incident.lr) else ""
+        cause = (
+            "It has risen since the first steps, so that nothing was ever learned. The learning "
+            f"rate{rate} is far too high for this model and these inputs; or the loss has the "
+            "wrong sign, so that steps make it larger (it is to be maximised, or the gradient is "
+            "added instead of subtracted)."
+        )
+        remedy = (
+            "Train anew with a hundredth of the learning rate. If the loss rises all the same, and "
+            "more slowly, its sign is wrong, or that of the gradient: take one batch and a tiny "
+            "step, after which its loss has to be lower. If it falls, raise the rate from there, "
+            "and clip the gradient to limit single steps."
         )
     else:
         cause = (

@@ -25,8 +25,8 @@ def answers_nothing(
 
     Sooner than where a hundred losses are at rest, so more is asked: what is explained is nothing
     and has not grown from the quarter before, by a standard error, and the losses of the last half
-    of the run show no fall at all. A fall counts for nothing where the answers are not even half as
-    good as that: they come up to one that is always the same.
+    of the run show no fall at all. A fall counts for nothing where the answers have come up to one
+    that is always the same, to half of that share, and were no worse before than by all of it.
 
     Args:
         losses: the latest, in their order.
@@ -47,4 +47,5 @@ def answers_nothing(
     # Answers that are worse than that come up to it, whatever the inputs say.
     if max(mean, 0.0) - max(was, 0.0) > math.hypot(error, noise_of_mean(before)):
         return False
-    return mean + error <= (policy.explained / 2 if falls else policy.explained)
+    arrived = -policy.explained <= min(mean, was) and mean + error <= policy.explained / 2
+    return arrived or (not falls and mean + error <= policy.explained)

@@ -301,6 +301,16 @@ def _start_counts(state: HighState) -> bool:
     return seen >= 0 and not any(before)
 
 
+def _of(rate: float) -> str:
+    """Of a parameter server nobody may know it."""
+    return f" of {number(rate)}" if math.isfinite(rate) else ""
+
+
+def _rate(usable: float) -> str:
+    known = math.isfinite(usable)
+    return f"a learning rate of {number(usable)}" if known else "a tenth of the learning rate"
+
+
 def _start_finding(start: BadStart, fastest: Fastest, policy: HighPolicy) -> Finding:
     rate, known, losses = start.rate, start.known, start.losses
     if fastest.group is not None:
@@ -318,7 +328,7 @@ def _start_finding(start: BadStart, fastest: Fastest, policy: HighPolicy) -> Fin
         kind="lr.too_high",
         key="start",
         severity="warning",
-        title=f"The learning rate of {number(rate)} is too high for the first steps",
+        title=f"The learning rate{_of(rate)} is too high for the first steps",
         seen_step=start.seen,
         last_step=start.last,
         first_step=losses.first_step,
@@ -332,8 +342,8 @@ def _start_finding(start: BadStart, fastest: Fastest, policy: HighPolicy) -> Fin
             fastest.sentence(),
         ),
         remedy=(
-            "Begin with a warm-up of some hundred steps, or with a learning rate of "
-            f"{number(usable)}; clip the gradient to limit single steps."
+            f"Begin with a warm-up of some hundred steps, or with {_rate(usable)}; clip the "
+            "gradient to limit single steps."
         ),
         clear_after=policy.near,
         evidence={
@@ -377,8 +387,8 @@ def _finding(sign: Finding, high: High, fastest: Fastest, policy: HighPolicy) ->
         )
     where = f" before step {first}" if first > 0 else ""
     remedy = (
-        f"Restart{where} with a learning rate of {number(usable)}, "
-        "and reach it by a warm-up of some hundred steps; clip the gradient to limit single steps."
+        f"Restart{where} with {_rate(usable)}, and reach it by a warm-up of some hundred steps; "
+        "clip the gradient to limit single steps."
     )
     if high.rise is None and high.inputs >= policy.large_inputs:
         evidence["input_rms"] = high.inputs
@@ -393,7 +403,7 @@ def _finding(sign: Finding, high: High, fastest: Fastest, policy: HighPolicy) ->
     return Finding(
         kind="lr.too_high",
         severity=sign.severity,
-        title=f"The learning rate of {number(high.rate)}{where_it_is} is too high",
+        title=f"The learning rate{_of(high.rate)}{where_it_is} is too high",
         ranks=named,
         seen_step=sign.seen_step,
         last_step=sign.last_step,
