@@ -21,12 +21,15 @@ from rankscope.server.detectors.mechanisms.statistics import (
 )
 from rankscope.server.detectors.mechanisms.waiting import too_few
 from rankscope.server.detectors.mechanisms.wording import count, number, percent, sentences
+from rankscope.server.detectors.metric.score_names import parts_of
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
 from rankscope.server.window import Check, Window
 
 # Loss of the best answer that is the same for all inputs of a batch, and what share that is of that
 # for all targets so far: of a few samples of many classes a small one.
 _CONSTANT, _SHARE = "target_deviance", "target_share"
+# Parts of the names under which users log what an evaluation gave.
+_EVALUATION = frozenset("val valid validation eval evaluation test dev heldout holdout".split())
 # Batches whose median it is: of one it depends on which targets these are. By as many the error is
 # an eighth of that of one.
 _BATCHES = 64
@@ -137,6 +140,8 @@ class GapState:
         training: losses with their steps.
         constants: newest losses of the best constant answer to a batch.
         visits: how often the samples of training have come.
+        seen: whether an evaluation was seen by the agent itself: then what a user logs of one is
+            the same once more.
         lowest: loss of training and evaluation so far.
         courses: evaluations by series.
     """
@@ -145,6 +150,7 @@ class GapState:
     constants: deque[float] = field(default_factory=lambda: deque(maxlen=_BATCHES))
     visits: Visits = field(default_factory=Visits)
     lowest: float = math.inf
+    seen: bool = False
     courses: dict[str, Course] = field(default_factory=dict)
 
 
@@ -152,7 +158,7 @@ class GeneralizationGap(Detector[GapState]):
     """The loss of the evaluation rises while that of training falls: the data are memorised.
 
     Each evaluation (`eval/loss`, `eval/val/loss`) is judged for itself; one whose name says that it
-    is of the training data is not.
+    is of the training data is not. Where the agent sees none, one that is logged (`val_loss`).
 
     Statistic:
         With 6 evaluations or more (4 where each since the best is worse than the one before; then
@@ -188,7 +194,7 @@ class GeneralizationGap(Detector[GapState]):
 
     kinds = ("generalization.gap",)
     needs = ("eval/*loss",)
-    wants = ("loss", _CONSTANT, _SHARE, "eval/*accuracy")
+    wants = ("loss", _CONSTANT, _SHARE, "eval/*accuracy", "*loss*", "*Loss*")
 
     policy: GapPolicy
 
@@ -203,6 +209,9 @@ class GeneralizationGap(Detector[GapState]):
     def advance(self, window: Window, state: GapState) -> Outcome:
         """Takes the evaluations one by one."""
         evaluations = [name for name in sorted(window.series) if _is_judged(name)]
+        state.seen |= any(window.series[name].present.any() for name in evaluations)
+        if not state.seen:
+            evaluations = [name for name in sorted(window.series) if _is_logged(name)]
         state.visits.lay(window)
         accuracies = {name: name.removesuffix("loss") + "accuracy" for name in evaluations}
         for step, row in together(
@@ -218,6 +227,7 @@ class GeneralizationGap(Detector[GapState]):
                 loss = row.get(name, math.nan)
                 if math.isfinite(loss):
                     course = state.courses.setdefault(name, Course(_name(name)))
+                    course.no_better.logged = not state.seen
                     accuracy = row.get(of_accuracy, math.nan)
                     training, error = self._training(step, state, course)
                     state.lowest = min(state.lowest, loss)
@@ -359,6 +369,12 @@ def _is_judged(name: str) -> bool:
         and (name == "eval/loss" or name.endswith("/loss"))
         and "train" not in name.lower()
     )
+
+
+def _is_logged(name: str) -> bool:
+    """Whether a user's series is by its name the loss of an evaluation."""
+    parts = parts_of(name)
+    return "loss" in parts and bool(parts & _EVALUATION) and "train" not in parts
 
 
 def _name(series: str) -> str:

@@ -22,6 +22,8 @@ from rankscope.server.detectors.mechanisms.wording import count, number
 _LEARNED, _NOTHING = 0.25, 0.9
 # Times that a sample has come, from which on a network may have memorised it.
 _MEMORISED = 8.0
+# Times a constant answer's loss above which one that is logged may be a sum of many.
+_FAR = 3.0
 # Consecutive evaluations. Those of a network that has just begun may be worse than a constant.
 _EVALUATIONS = 3
 # The same where training has learned little, but beyond doubt: by this share, which is more than a
@@ -53,12 +55,18 @@ class NoBetter:
     Attributes:
         since, times: of those in a row that are no better than a constant where training is solved.
         never: that are worse than a constant, since the first one of all.
+        logged: a user logs them: they may be in another unit than the loss of training, as sums
+            over batches are, and say nothing where they have ever come down, or lie far above.
+        first, least: the first one of all, and the lowest.
     """
 
     since: int = -1
     times: int = 0
     never: list[tuple[int, float]] = field(default_factory=list)
     better: bool = False
+    logged: bool = False
+    first: float = math.nan
+    least: float = math.inf
     watch: Watch[Losses] = field(default_factory=Watch)
 
     def take(self, step: int, found: Losses, spacing: int, *, alone: bool = True) -> None:
@@ -73,17 +81,24 @@ class NoBetter:
         self.better |= found.evaluated < constant
         if found.evaluated >= constant > 0 and not self.better:
             self.never.append((step, found.evaluated))
-        if found.evaluated >= _NOTHING * constant > 0 and found.trained < _LEARNED * constant:
+        self.first = found.evaluated if math.isnan(self.first) else self.first
+        self.least = min(self.least, found.evaluated)
+        if self.logged and not self._of_one_unit(found):
+            self.times = 0
+        elif found.evaluated >= _NOTHING * constant > 0 and found.trained < _LEARNED * constant:
             self.since = step if not self.times else self.since
             self.times += 1
         else:
             self.times = 0
         if self.times >= _EVALUATIONS:
             self.watch.bad(step, found, first_step=self.since).facts = found
-        elif alone and self._memorises(found):
+        elif alone and not self.logged and self._memorises(found):
             self.watch.bad(step, found, first_step=self.never[0][0]).facts = found
         else:
             self.watch.good(step)
+
+    def _of_one_unit(self, found: Losses) -> bool:
+        return self.least >= _NOTHING * self.first and found.evaluated <= _FAR * found.constant
 
     def _memorises(self, found: Losses) -> bool:
         """Whether what training gains, however little, was of no use in any evaluation."""
