@@ -44,6 +44,14 @@ COURSE_RULES = (
         why="nothing was learned before these units died either, and the others could learn",
     ),
     Rule(
+        root=("lr.too_low",),
+        consequence=("update.missing",),
+        has="few",
+        earliest=-EPISODE,
+        same_ranks=False,
+        why="steps that small are less than the last bit of the largest parameters",
+    ),
+    Rule(
         root=("loss.plateau",),
         root_has="grad_norm_first",
         consequence=("lr.too_low",),

@@ -73,12 +73,12 @@ class Size:
         self.least.append(float(sizes.min()))
         self.most.append(float(sizes.max()))
 
-    def beyond(self, smallest: float, largest: float, *, zero: bool) -> float | None:
-        """The size that all ranks are beyond, and `zero` where that counts; None for none."""
+    def beyond(self, smallest: float, largest: float) -> float | None:
+        """The size that all ranks are beyond; None for none."""
         least, most = median(self.least), median(self.most)
         if least > largest:
             return least
-        return most if 0 < most < smallest or (zero and most == 0) else None
+        return most if most < smallest else None
 
 
 @dataclass(slots=True)
@@ -152,9 +152,7 @@ class Unscaled(Detector[UnscaledState]):
                 size.push(int(step), there)
                 if len(size.least) < needed:
                     continue
-                # Inputs that are nothing but zeros are another fault.
-                zero = kind == "weights.unscaled"
-                found = size.beyond(*self._limits(kind), zero=zero)
+                found = size.beyond(*self._limits(kind))
                 if found is not None:
                     size.watch.bad(int(step), found, first_step=size.first_step)
             findings += [_finding(kind, e, size) for e in size.watch.take(window.last_step)]
@@ -218,7 +216,10 @@ def _finding(kind: str, episode: Episode[float], size: Size) -> Finding:
     else:
         title = f"The weights begin far too {'large' if large else 'small'}: their median gain is "
         cause, remedy = _of_weights(value, large=large)
-    if not value:
+    if not value and kind == "data.unscaled":
+        title = "The inputs are nothing but zeros: their size is "
+        cause, remedy = _of_no_inputs()
+    elif not value:
         title = "The weights begin at zero, in every layer: their median gain is "
         cause, remedy = _of_zeros()
     return episode.finding(
@@ -268,6 +269,17 @@ def _of_inputs(value: float, *, large: bool) -> tuple[str, str]:
         f"where weights are initialised for 1: {effect}",
         "Bring the inputs to mean 0 and standard deviation 1, with numbers from the training data "
         "(`transforms.Normalize`, `StandardScaler`), once, or put a normalisation first.",
+    )
+
+
+def _of_no_inputs() -> tuple[str, str]:
+    return (
+        "What the first layer that is trained is given was exactly 0 at every sample: it learns "
+        "nothing from that, and whatever comes after it nothing of the data. An embedding or a "
+        "layer before it whose weights are 0 and not trained, a mask or scale of 0, a buffer that "
+        "is never filled, a file that is read as zeros.",
+        "Print the inputs as the model gets them, and what each layer makes of them up to the "
+        "first that is trained.",
     )
 
 

@@ -378,7 +378,7 @@ def _is_logged(name: str) -> bool:
 
 
 def _name(series: str) -> str:
-    return series.removeprefix("eval/").removesuffix("loss").strip("/")
+    return series.removeprefix("eval/").removesuffix("loss").strip("/_")
 
 
 def _standing(course: Course) -> str:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 # Scatter of a step's targets over that of all before, from which on it is no chance: of 64 targets
 # it errs by some hundredths.
 _WIDER = 1.25
+# Spread of the outputs of a batch, as a share of their size, up to which rounding made it.
+_SAME_OUTPUTS = 1e-6
 
 
 @dataclass(slots=True)
@@ -34,6 +36,8 @@ class Flat:
             known.
         inputs, inputs_first: root mean square of the inputs, the latest and the first ones; NaN
             where it is not known.
+        spreads: of the samples of a batch, as shares of their size: of the inputs, of the outputs;
+            NaN where they are not known.
         nears: the answers are far worse than that, and become better.
         guessed: among how many answers guessing costs as much; 0 where that is not so.
         short: there are too few losses to be sure of more than that.
@@ -62,6 +66,7 @@ class Flat:
     scale: float = math.nan
     inputs: float = math.nan
     inputs_first: float = math.nan
+    spreads: tuple[float, float] = (math.nan, math.nan)
     nears: bool = False
     guessed: int = 0
     short: bool = False
@@ -163,6 +168,24 @@ def cause_and_remedy(facts: Flat, policy: PlateauPolicy) -> tuple[str, str]:
             f"Restart from a checkpoint before step {facts.lost_at} with a third of the learning "
             f"rate{f' ({number(facts.rate / 3)})' if facts.rate > 0 else ''} and gradients that "
             "are clipped; if it comes again at the same step, look at the data from there on.",
+        )
+    if facts.spreads[0] == 0:
+        return (
+            f"{moved}. The inputs of a batch are one and the same, to the last bit, with a root "
+            f"mean square of {number(facts.inputs)}: nothing in them tells one sample from "
+            "another, and only the frequencies of the targets can be learned. They were read, "
+            "decoded, masked or scaled to a constant, or features that are constant were chosen.",
+            "Print some inputs as the model gets them, and follow them back through transforms and "
+            "loader to where they become the same.",
+        )
+    if facts.spreads[1] <= _SAME_OUTPUTS:
+        return (
+            f"{moved}. The outputs of a batch are all the same while their inputs differ: the way "
+            "from the inputs to the answers is cut. The last layer's weights are 0, or frozen "
+            "while its bias is trained; all units before it are dead or saturated; a mask leaves "
+            "nothing.",
+            "Follow two different inputs through the layers, and see where they begin to give the "
+            "same. Look at the weights there, and at which of them require a gradient.",
         )
     if facts.worse and facts.scale < policy.scale:
         return (

@@ -15,6 +15,7 @@ _AGENTS = re.compile(
     r"rankscope/.*|hyperparameters/.*|lr|lr/.*|.*_seconds|samples|tokens|samples_per_second"
     r"|tokens_per_second|optimizer_steps|micro_steps|steps_skipped|scheduler_steps|amp_scale"
     r"|parameters_written|modules_in_eval|autocast|passes_discarded|loss_divisor|losses_summed"
+    r"|loss_(broadcast|negated|subtracted)"
     r"|gradients_unreduced"
     r"|buffers_nonfinite|gradient_carried.*|tensors_.*|push_.*|outputs_compared|task|loss_classes|label_smoothing"
     r"|rng_repeats|first_layer_input_rms|initial_gain"

@@ -144,6 +144,7 @@ def finding_of(episode: Episode[Still], window: Window) -> Finding:
             "whole": still.whole,
             "missing": list(still.names),
             "observed": episode.seen,
+            **({"few": True} if 2 * still.tensors <= still.of else {}),
         },
     )
 

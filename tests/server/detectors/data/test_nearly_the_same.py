@@ -35,3 +35,16 @@ def test_samples_that_scatter_by_a_thousandth_are_told_from_the_start():
 )
 def test_else_nothing_is_said(spreads):
     assert not [a for a in alerts(*spreads) if a.key == "spread"]
+
+
+def sized(*sizes):
+    """Of ranks whose first layer is given inputs of these sizes."""
+    series = {"first_layer_input_rms": np.tile(np.array(sizes)[:, None], STEPS)}
+    return judge(Trace("sized", 0, np.arange(STEPS), series), [Unscaled()]).alerts
+
+
+def test_inputs_that_are_nothing_but_zeros_are_told():
+    (alert,) = sized(0.0, 0.0)
+    assert (alert.kind, alert.severity, alert.first_step) == ("data.unscaled", "warning", 0)
+    assert "nothing but zeros" in alert.title
+    assert sized(0.0, 1.0) == ()

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from rankscope.agent.wire import NO_SAMPLE, SAMPLE_DIGESTS
 from rankscope.server.detectors.generalization.gap import GeneralizationGap
 from tests.support.judging import judge
 from tests.support.runs.traces import Trace
@@ -10,11 +11,12 @@ from tests.support.runs.traces import Trace
 STEPS, EVERY, CONSTANT = 300, 50, 2.3
 
 
-def alerts(training, evaluated, *, constant=CONSTANT, steps=STEPS):
+def alerts(training, evaluated, *, constant=CONSTANT, steps=STEPS, name="eval/loss", also=()):
     """Of a job that evaluates every 50 steps.
 
     Args:
         training, evaluated: loss, as a function of the step.
+        also: names under which the same is posted as well.
     """
     at = np.arange(steps)
     random = np.random.default_rng(0)
@@ -22,10 +24,11 @@ def alerts(training, evaluated, *, constant=CONSTANT, steps=STEPS):
     held = (at % EVERY == EVERY - 1)[None, :].repeat(2, axis=0)
     series = {
         "loss": np.array([training(step) for step in at]) * noise,
-        "eval/loss": np.array([evaluated(step) for step in at])[None, :].repeat(2, axis=0),
+        name: np.array([evaluated(step) for step in at])[None, :].repeat(2, axis=0),
         "target_deviance": np.full((2, steps), constant),
     }
-    trace = Trace("evaluated", 0, at, series, present={"eval/loss": held})
+    series |= dict.fromkeys(also, series[name])
+    trace = Trace("evaluated", 0, at, series, present=dict.fromkeys((name, *also), held))
     return judge(trace, [GeneralizationGap()]).alerts
 
 
@@ -84,3 +87,50 @@ def test_what_is_memorised_however_slowly():
 )
 def test_an_evaluation_that_follows_is_none(evaluated):
     assert alerts(memorised, evaluated, steps=600) == ()
+
+
+@pytest.mark.parametrize("name", ["val_loss", "valid/loss", "testLoss"])
+def test_what_a_user_logs_is_judged_where_the_agent_sees_no_evaluation(name):
+    [alert] = alerts(solved, lambda step: 2.5 + 0.001 * step, name=name)
+    assert alert.evidence["evaluation"]
+    assert "no better than a constant answer" in alert.title
+
+
+def test_where_it_sees_one_that_alone_is():
+    [alert] = alerts(solved, lambda step: 2.5 + 0.001 * step, also=("val_loss",))
+    assert alert.evidence["evaluation"] == ""
+
+
+@pytest.mark.parametrize(
+    "evaluated",
+    [
+        lambda step: 40 + 0.001 * step,  # a sum over batches
+        lambda step: 5.0 if step < 60 else 2.5,  # of another unit: it has come down
+    ],
+)
+def test_of_what_is_logged_the_unit_is_not_known(evaluated):
+    found = alerts(solved, evaluated, name="val_loss")
+    assert [a for a in found if "constant" in a.title] == []
+
+
+def test_a_rise_of_what_is_logged_is_one():
+    found = alerts(
+        solved, lambda step: 0.5 + 0.002 * max(step - 100, 0), name="val_loss", steps=900
+    )
+    assert [a.title.startswith("The loss of the evaluation") for a in found] == [True]
+
+
+def test_samples_that_came_often_may_be_memorised():
+    at = np.arange(STEPS)
+    held = np.tile(at % EVERY == EVERY - 1, (2, 1))
+    series = {
+        "loss": np.tile([solved(step) for step in at], (2, 1)),
+        "eval/loss": np.full((2, STEPS), 17.0),
+        "target_deviance": np.full((2, STEPS), CONSTANT),
+    }
+    few = np.tile(at % 4 + 1, (2, 1)).astype(np.uint64)
+    words = {SAMPLE_DIGESTS[0]: few << np.uint64(32) | np.uint64(NO_SAMPLE)}
+    trace = Trace("few", 0, at, series, present={"eval/loss": held}, words=words)
+    [alert] = judge(trace, [GeneralizationGap()]).alerts
+    assert "each sample of training has come 150 times" in alert.cause
+    assert alert.remedy.startswith("Train on more samples")
