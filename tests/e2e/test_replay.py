@@ -24,11 +24,11 @@ HEALTHY = "B04"
 # which a request for more samples goes out, with both.
 CASES = {
     "full": ("F06", "F18", "F24", "F54", HEALTHY),
-    "default": ("F06", "F20", "F45", "F60", "F62"),
+    "default": ("F06", "F20", "F45", "F60", "F62", HEALTHY),
 }
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=[pytest.param("full", marks=pytest.mark.jobs), "default"])
 def sampling(request):
     return request.param
 
