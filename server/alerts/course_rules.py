@@ -45,6 +45,7 @@ COURSE_RULES = (
     ),
     Rule(
         root=("lr.too_low",),
+        root_has="below_rounding",
         consequence=("update.missing",),
         has="few",
         earliest=-EPISODE,

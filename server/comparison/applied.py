@@ -118,33 +118,38 @@ def applied(
         rest=tuple(rest.tolist()),
         received=tuple(_has_received(local, of_rank, i) for i, of_rank in enumerate(came)),
         stale=tuple(stale.sum(axis=1).tolist()),
-        subsets=tuple(_subset(local, of_rank, sizes, tolerance) for of_rank in came),
+        subsets=_subsets(local, came, sizes, tolerance),
     )
 
 
-def _subset(local: Float64, came: Float64, sizes: Float64, tolerance: Float64) -> tuple[int, ...]:
-    """The ranks of whose gradients, [R, T, K], one applied a multiple of the mean, [T, K].
+def _subsets(
+    local: Float64, came: Float64, sizes: Float64, tolerance: Float64
+) -> tuple[tuple[int, ...], ...]:
+    """By rank, those of whose gradients, [R, T, K], it applied a multiple of the mean, [R, T, K].
 
     Least squares over all of them, held against every tensor by itself. Empty where it is that of
     all, of one, or none.
     """
-    basis, target = local.reshape(len(local), -1), came.reshape(-1)
-    if basis.shape[1] < 2 * len(basis):
+    basis = local.reshape(len(local), -1)
+    scale = np.sqrt((basis**2).sum(axis=1))
+    if basis.shape[1] < 2 * len(basis) or not (scale > 0).all():
         return ()
-    gram = basis @ basis.T
-    scale = np.sqrt(np.diag(gram))
-    if not (scale > 0).all():
+    gram = (basis / scale[:, None]) @ (basis / scale[:, None]).T
+    if not np.linalg.det(gram) > _DEPENDENT:
         return ()
-    if not np.linalg.det(gram / np.outer(scale, scale)) > _DEPENDENT:
-        return ()
-    weights = np.linalg.solve(gram, basis @ target)
-    rest = np.sqrt(((came - np.tensordot(weights, local, 1)) ** 2).sum(axis=1))
-    largest = float(np.abs(weights).max())
-    if not (rest <= tolerance * (np.abs(weights) @ sizes)).all() or not largest > 0:
-        return ()
-    taken = np.flatnonzero(np.abs(weights) > _COUNTS * largest)
-    equal = np.abs(weights[taken] - weights[taken[0]]) <= _COUNTS * largest
-    return tuple(taken.tolist()) if equal.all() and 1 < len(taken) < len(local) else ()
+    # Of each rank, [R, R].
+    weights = np.linalg.solve(gram, (basis @ came.reshape(len(came), -1).T) / scale[:, None]).T
+    weights = weights / scale
+    found = []
+    for row, of_rank in zip(weights, came, strict=True):
+        rest = np.sqrt(((of_rank - np.tensordot(row, local, 1)) ** 2).sum(axis=1))
+        largest = float(np.abs(row).max())
+        taken = np.flatnonzero(np.abs(row) > _COUNTS * largest)
+        whole = largest > 0 and bool((rest <= tolerance * (np.abs(row) @ sizes)).all())
+        equal = np.abs(row[taken] - row[taken[0]]) <= _COUNTS * largest if whole else False
+        some = whole and bool(np.all(equal)) and 1 < len(taken) < len(local)
+        found.append(tuple(taken.tolist()) if some else ())
+    return tuple(found)
 
 
 def _as_rounded(

@@ -204,7 +204,9 @@ class Batch(Probe):
 def _spread(inputs: torch.Tensor) -> torch.Tensor:
     """How far samples lie from their mean, relative to their root mean square; one element."""
     some = inputs.detach()[:_COMPARED].flatten(1) if inputs.dim() > 1 else inputs[:, None]
-    some = some[:, : max(_MEASURED // len(some), 1)].to(wide(inputs.dtype))
+    # From all over a sample: the border of an image is the same in all of them.
+    most = max(_MEASURED // len(some), 1)
+    some = some[:, :: -(-some.shape[1] // most) or 1].to(wide(inputs.dtype))
     size = torch.linalg.vector_norm(some).clamp_min(1e-30)
     spread: torch.Tensor = torch.linalg.vector_norm(some - some.mean(0)) / size
     return spread

@@ -156,6 +156,7 @@ class Replayed(Detector[ReplayedState]):
             root_key="stuck",
             consequence=("rank.loss_outlier",),
             earliest=-BLUR,
+            latest=EPISODE,
             why="batches that come again and again are memorised, and each rank has its own",
         ),
         Rule(

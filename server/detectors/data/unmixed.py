@@ -115,11 +115,16 @@ class Unmixed(Detector[UnmixedState]):
         ),
         Rule(
             root=("data.unmixed",),
-            consequence=(
-                *("loss.oscillating", "gradient.oscillating", "loss.diverging", "loss.spike"),
-                "layer.dead",
-            ),
+            consequence=("loss.oscillating", "gradient.oscillating"),
             earliest=-EPISODE,
+            same_ranks=False,
+            why="each class that comes unlearns the one before",
+        ),
+        Rule(
+            root=("data.unmixed",),
+            consequence=("loss.diverging",),
+            earliest=-EPISODE,
+            latest=EPISODE,
             same_ranks=False,
             why="each class that comes unlearns the one before",
         ),

@@ -73,12 +73,12 @@ class Size:
         self.least.append(float(sizes.min()))
         self.most.append(float(sizes.max()))
 
-    def beyond(self, smallest: float, largest: float) -> float | None:
-        """The size that all ranks are beyond; None for none."""
+    def beyond(self, smallest: float, largest: float, *, zero: bool) -> float | None:
+        """The size that all ranks are beyond, and `zero` where that counts; None for none."""
         least, most = median(self.least), median(self.most)
         if least > largest:
             return least
-        return most if most < smallest else None
+        return most if 0 < most < smallest or (zero and most == 0) else None
 
 
 @dataclass(slots=True)
@@ -106,7 +106,8 @@ class Unscaled(Detector[UnscaledState]):
         (`first_layer_input_rms`), its median over four sampled steps: above 30, or below 0.003, on
         all ranks. Where a normalisation comes before or right after that layer, or the inputs were
         computed by what is trained, the agent posts none. What holds for one rank alone is
-        `data.outlier`. Or the samples of a batch lie closer to their mean than a hundredth of their
+        `data.outlier`. Or they are 0, and after 100 steps the answers explain less than 0.05 of the
+        deviance. Or the samples of a batch lie closer to their mean than a hundredth of their
         size (`input_spread`, its median over four sampled steps, key `spread`): what differs
         between them is lost in what they have in common. Weights: the median gain of the linear and
         convolutional layers (`initial_gain`) is above 4, or below 0.01, on all ranks; 0 where all
@@ -152,20 +153,32 @@ class Unscaled(Detector[UnscaledState]):
                 size.push(int(step), there)
                 if len(size.least) < needed:
                     continue
-                found = size.beyond(*self._limits(kind))
+                # Inputs that are nothing but zeros are a fault where nothing is learned besides.
+                zero = kind == "weights.unscaled"
+                found = size.beyond(*self._limits(kind), zero=zero)
                 if found is not None:
                     size.watch.bad(int(step), found, first_step=size.first_step)
-            findings += [_finding(kind, e, size) for e in size.watch.take(window.last_step)]
         self._take_spread(window, state.spread)
         findings += [_alike(e) for e in state.spread.watch.take(window.last_step)]
         for step, row in together(window, *_TARGETS):
             scale, size, explained = (row.get(name, math.nan) for name in _TARGETS)
             state.targets.push(step, scale, size, explained)
             state.outputs.push(step, explained, scale)
+            self._take_zeros(step, state)
         last = window.last_step
+        for kind, size in state.sizes.items():
+            findings += [_finding(kind, e, size) for e in size.watch.take(last)]
         findings += [large_targets.finding(e) for e in state.targets.watch.take(last)]
         findings += [large_outputs.finding(e) for e in state.outputs.watch.take(last)]
         return Outcome({kind: self._check(kind, state) for kind in _SERIES}, tuple(findings))
+
+    def _take_zeros(self, step: int, state: UnscaledState) -> None:
+        """Inputs of the first layer that is trained which are 0, beside answers worth nothing."""
+        inputs = state.sizes["data.unscaled"]
+        if len(inputs.most) < self.policy.samples or median(inputs.most) > 0:
+            return
+        if state.outputs.worthless(step):
+            inputs.watch.bad(step, 0.0, first_step=inputs.first_step)
 
     def _take_spread(self, window: Window, spread: Size) -> None:
         policy = self.policy
@@ -274,12 +287,11 @@ def _of_inputs(value: float, *, large: bool) -> tuple[str, str]:
 
 def _of_no_inputs() -> tuple[str, str]:
     return (
-        "What the first layer that is trained is given was exactly 0 at every sample: it learns "
-        "nothing from that, and whatever comes after it nothing of the data. An embedding or a "
-        "layer before it whose weights are 0 and not trained, a mask or scale of 0, a buffer that "
-        "is never filled, a file that is read as zeros.",
-        "Print the inputs as the model gets them, and what each layer makes of them up to the "
-        "first that is trained.",
+        "What the first layer is given was exactly 0 at each of its first samples, and the answers "
+        "explain nothing of the targets: whatever comes after it learns nothing of the data. An "
+        "embedding before it whose weights are 0 and not trained, a mask or scale of 0, a buffer "
+        "that is never filled, a file that is read as zeros.",
+        "Print the inputs as the model gets them, and what each layer makes of them.",
     )
 
 

@@ -263,7 +263,7 @@ class Desync(Detector[DesyncState]):
                 self._miss(window, state, parameters, comparisons, version_facts, due)
                 state.parameters_equal = False
                 return
-            state.due = MissedRound(step, period, ended=True)
+            state.due = None if together else MissedRound(step, period, ended=True)
         if seen:
             if together and not state.parameters_equal:
                 state.returns.append(step)

@@ -347,7 +347,8 @@ def _missed(incident: Divergence) -> tuple[str, str]:
         return (
             f"The ranks were made equal {every(incident.missed)} until then, and no longer since: "
             f"at step {incident.first_step} the next synchronisation was due, no rank wrote its "
-            "parameters there or later, and each goes on with a model of its own.",
+            f"parameters there or up to step {incident.seen_step}, and each goes on with a model "
+            "of its own.",
             "Look at the condition under which the ranks average (a count of steps, an epoch, a "
             f"phase that ended), and at the calls it leads to. {restore(incident)}",
         )

@@ -16,6 +16,8 @@ from rankscope.server.window import Comparison
 # Rounds in a row that no rank makes, after which there are none any more: an interval may be
 # doubled, and doubled again, on purpose.
 _NONE = 4
+# And steps, at the least: after a phase of averages at every step they may come every 32.
+_LEAST = 64
 
 
 def interval_of_returns(state: DesyncState, needed: int) -> int:
@@ -63,10 +65,11 @@ def missed_at(state: DesyncState, facts: VersionFacts, step: int) -> MissedRound
     if facts.outside and state.never_met.found:
         return MissedRound(state.never_met.rounds[0], state.never_met.interval)
     due = state.due
-    # Ranks that were equal once more since then go on at another interval.
-    if due is None or state.returns or step - due.step < _NONE * due.period:
+    if due is None or step - due.step < max(_NONE * due.period, _LEAST):
         return None
-    return due if state.averaging_rounds.none_since(due.step) else None
+    # Ranks that were equal once more since then go on at another interval.
+    equal = bool(state.returns) or state.last_equal.get("parameters", -1) >= due.step
+    return due if not equal and state.averaging_rounds.none_since(due.step) else None
 
 
 def returns_finding(state: DesyncState, last_step: int) -> Finding:

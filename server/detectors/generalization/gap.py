@@ -9,6 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
+from rankscope.server.detectors.generalization.logged_evaluations import (
+    LoggedEvaluations,
+    accuracy_beside,
+    is_logged_evaluation,
+)
 from rankscope.server.detectors.generalization.no_better import Losses, NoBetter, finding_of
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
 from rankscope.server.detectors.mechanisms.epochs_seen import Visits
@@ -21,15 +26,12 @@ from rankscope.server.detectors.mechanisms.statistics import (
 )
 from rankscope.server.detectors.mechanisms.waiting import too_few
 from rankscope.server.detectors.mechanisms.wording import count, number, percent, sentences
-from rankscope.server.detectors.metric.score_names import parts_of
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
 from rankscope.server.window import Check, Window
 
 # Loss of the best answer that is the same for all inputs of a batch, and what share that is of that
 # for all targets so far: of a few samples of many classes a small one.
 _CONSTANT, _SHARE = "target_deviance", "target_share"
-# Parts of the names under which users log what an evaluation gave.
-_EVALUATION = frozenset("val valid validation eval evaluation test dev heldout holdout".split())
 # Batches whose median it is: of one it depends on which targets these are. By as many the error is
 # an eighth of that of one.
 _BATCHES = 64
@@ -140,8 +142,8 @@ class GapState:
         training: losses with their steps.
         constants: newest losses of the best constant answer to a batch.
         visits: how often the samples of training have come.
-        seen: whether an evaluation was seen by the agent itself: then what a user logs of one is
-            the same once more.
+        first_step: with a loss.
+        logged: the evaluations that a user logs, as long as the agent sees none itself.
         lowest: loss of training and evaluation so far.
         courses: evaluations by series.
     """
@@ -150,8 +152,19 @@ class GapState:
     constants: deque[float] = field(default_factory=lambda: deque(maxlen=_BATCHES))
     visits: Visits = field(default_factory=Visits)
     lowest: float = math.inf
-    seen: bool = False
+    first_step: float = math.inf
+    logged: LoggedEvaluations = field(default_factory=LoggedEvaluations)
     courses: dict[str, Course] = field(default_factory=dict)
+
+    def see(self, step: int) -> None:
+        """The agent sees an evaluation itself: those that are logged are over."""
+        self.logged.over = True
+        for name in self.logged.newest:
+            if (course := self.courses.get(name)) is not None:
+                for watch in (course.watch, course.no_better.watch):
+                    if watch.current is not None:
+                        watch.current.clear_after = 0
+                    watch.good(step)
 
 
 class GeneralizationGap(Detector[GapState]):
@@ -194,7 +207,7 @@ class GeneralizationGap(Detector[GapState]):
 
     kinds = ("generalization.gap",)
     needs = ("eval/*loss",)
-    wants = ("loss", _CONSTANT, _SHARE, "eval/*accuracy", "*loss*", "*Loss*")
+    wants = ("loss", _CONSTANT, _SHARE, "eval/*accuracy", "*loss*", "*Loss*", "*acc*")
 
     policy: GapPolicy
 
@@ -208,26 +221,30 @@ class GeneralizationGap(Detector[GapState]):
 
     def advance(self, window: Window, state: GapState) -> Outcome:
         """Takes the evaluations one by one."""
-        evaluations = [name for name in sorted(window.series) if _is_judged(name)]
-        state.seen |= any(window.series[name].present.any() for name in evaluations)
-        if not state.seen:
-            evaluations = [name for name in sorted(window.series) if _is_logged(name)]
+        seen = [name for name in sorted(window.series) if _is_judged(name)]
+        logged = [name for name in sorted(window.series) if is_logged_evaluation(name)]
         state.visits.lay(window)
-        accuracies = {name: name.removesuffix("loss") + "accuracy" for name in evaluations}
+        accuracies = {name: name.removesuffix("loss") + "accuracy" for name in seen}
+        accuracies |= {name: accuracy_beside(name, window) for name in logged}
         for step, row in together(
-            window, "loss", _CONSTANT, _SHARE, *evaluations, *accuracies.values()
+            window, "loss", _CONSTANT, _SHARE, *accuracies, *accuracies.values()
         ):
             if math.isfinite(row.get(_CONSTANT, math.nan)):
                 share = row.get(_SHARE, 1.0)
                 state.constants.append(row[_CONSTANT] / share if share > 0 else row[_CONSTANT])
             if math.isfinite(row.get("loss", math.nan)):
+                state.first_step = min(state.first_step, step)
                 state.training.append((step, row["loss"]))
                 state.lowest = min(state.lowest, row["loss"])
+            if not state.logged.over and any(
+                math.isfinite(row.get(name, math.nan)) for name in seen
+            ):
+                state.see(step)
             for name, of_accuracy in accuracies.items():
                 loss = row.get(name, math.nan)
-                if math.isfinite(loss):
+                if math.isfinite(loss) and (name in seen or state.logged.takes(name, step, loss)):
                     course = state.courses.setdefault(name, Course(_name(name)))
-                    course.no_better.logged = not state.seen
+                    course.no_better.logged = name not in seen
                     accuracy = row.get(of_accuracy, math.nan)
                     training, error = self._training(step, state, course)
                     state.lowest = min(state.lowest, loss)
@@ -241,6 +258,7 @@ class GeneralizationGap(Detector[GapState]):
                     constant = median(state.constants)
                     state.visits.pass_to(step)
                     found = Losses(loss, training, constant, error, state.visits.mean)
+                    course.no_better.begins = state.first_step <= 1
                     others = (c.no_better.better for c in state.courses.values())
                     course.no_better.take(step, found, spacing, alone=not any(others))
         state.visits.pass_to(window.last_step)
@@ -369,12 +387,6 @@ def _is_judged(name: str) -> bool:
         and (name == "eval/loss" or name.endswith("/loss"))
         and "train" not in name.lower()
     )
-
-
-def _is_logged(name: str) -> bool:
-    """Whether a user's series is by its name the loss of an evaluation."""
-    parts = parts_of(name)
-    return "loss" in parts and bool(parts & _EVALUATION) and "train" not in parts
 
 
 def _name(series: str) -> str:

@@ -58,6 +58,7 @@ class NoBetter:
         logged: a user logs them: they may be in another unit than the loss of training, as sums
             over batches are, and say nothing where they have ever come down, or lie far above.
         first, least: the first one of all, and the lowest.
+        begins: the training began in this run.
     """
 
     since: int = -1
@@ -65,6 +66,7 @@ class NoBetter:
     never: list[tuple[int, float]] = field(default_factory=list)
     better: bool = False
     logged: bool = False
+    begins: bool = True
     first: float = math.nan
     least: float = math.inf
     watch: Watch[Losses] = field(default_factory=Watch)
@@ -98,7 +100,8 @@ class NoBetter:
             self.watch.good(step)
 
     def _of_one_unit(self, found: Losses) -> bool:
-        return self.least >= _NOTHING * self.first and found.evaluated <= _FAR * found.constant
+        stands = self.begins and self.least >= _NOTHING * self.first
+        return stands and found.evaluated <= _FAR * found.constant
 
     def _memorises(self, found: Losses) -> bool:
         """Whether what training gains, however little, was of no use in any evaluation."""

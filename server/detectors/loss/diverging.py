@@ -30,7 +30,7 @@ from rankscope.server.detectors.mechanisms.statistics import (
 )
 from rankscope.server.detectors.mechanisms.waiting import too_few
 from rankscope.server.detectors.mechanisms.wording import number, percent
-from rankscope.server.detectors.metric.score_names import OF_REWARDS, rewarded
+from rankscope.server.detectors.metric.score_names import OF_REWARDS, is_reward
 from rankscope.server.detectors.policy import Blocks, RisePolicy, Share, Sigmas, Times
 from rankscope.server.detectors.profiles import TURNS
 from rankscope.server.window import Check, Window
@@ -110,7 +110,7 @@ class DivergingState:
     signed: bool = False
     sign: LossSign = field(default_factory=LossSign)
     game_since: int | None = None
-    rewarded: bool = False
+    rewarded_since: float = math.inf  # first step at which a reward was logged
     unmeasured: Unmeasured = field(default_factory=Unmeasured)
     incident: Diverging | None = None
     bottomless: Bottomless = field(default_factory=Bottomless)
@@ -196,7 +196,9 @@ class LossDiverging(Detector[DivergingState]):
         if (marks := window.series.get(MARK)) is not None:
             state.written.extend(window.steps[marks.present.any(axis=0)].tolist())
         played = [event.step for event in window.events if event.kind == TURNS]
-        state.rewarded |= rewarded(n for n, s in window.series.items() if s.present.any())
+        rewards = [s.present.any(axis=0) for n, s in window.series.items() if is_reward(n)]
+        given = [int(window.steps[there][0]) for there in rewards if there.any()]
+        state.rewarded_since = min([*given, state.rewarded_since])
         if played and state.game_since is None:
             state.game_since = min(played)
         steps, means = state.turns.means(window, "loss")
@@ -354,10 +356,10 @@ class LossDiverging(Detector[DivergingState]):
             rise=rise,
             signed=state.signed,
             game=state.game_since is not None and state.game_since <= blocks[-1].last_step,
-            rewarded=state.rewarded,
+            rewarded=state.rewarded_since <= blocks[-1].last_step,
             # Who goes on with what was trained before has learned something.
             begun=blocks[begin].first_step <= progress.spacing.first <= 1,
-            lr=state.companions.rate_at(first),
+            lr=state.companions.highest_rate(first),
             phase=state.phases.began(first, blocks[-1].last_step) if rise is None else "",
             latest=blocks[-1].median,
             written=self._written(state, first, onset.last_step),

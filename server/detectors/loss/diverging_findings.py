@@ -33,7 +33,7 @@ class Diverging(Incident):
     signed: bool
     game: bool
     rewarded: bool
-    begun: bool  # it has risen since the first steps: nothing was ever learned
+    begun: bool  # it has risen since the first steps
     lr: float  # when it began; NaN where it is not known
     phase: str = ""
     latest: float = math.nan
@@ -103,7 +103,7 @@ def explained(incident: Diverging, *, played: bool) -> tuple[str, str]:
     elif incident.begun:
         rate = f" (of {number(incident.lr)})" if math.isfinite(incident.lr) else ""
         cause = (
-            "It has risen since the first steps, so that nothing was ever learned. The learning "
+            "It has risen since the first steps: nothing was learned in this run. The learning "
             f"rate{rate} is far too high for this model and these inputs; or the loss has the "
             "wrong sign, so that steps make it larger (it is to be maximised, or the gradient is "
             "added instead of subtracted)."

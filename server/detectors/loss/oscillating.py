@@ -200,9 +200,9 @@ class LossOscillating(Detector[OscillatingState]):
         `period` (steps), `amplitude` (largest), `amplitude_now`, `lag_one`, `peak_share`,
         `growth`, `trend`, `progress`, `scale` (observations in one value), `windows`, and where
         they apply `lr_before`, `lr_after`, `lr_step`; `reach`, by how much a step can have changed
-        the loss (its length times the gradient's, median); of series that are posted the range of
-        their medians by place within the period, `lr_range` and so on; `recurs` where a fault of
-        the data or the schedule does.
+        the loss (its length times the gradient's, median), where that is less; of series that are
+        posted the range of their medians by place within the period, `lr_range` and so on; `recurs`
+        where a fault of the data or the schedule does.
 
     Source:
         Fisher (1929) and Mann-Kendall; epoch folding (Leahy et al. 1983); stability limits 2 / lr
@@ -259,8 +259,12 @@ class LossOscillating(Detector[OscillatingState]):
                 if scale.push(step, value, self.policy.stride):
                     self._judge(state, scale, step)
             self._repeat(state, step, value)
+        # What comes without a loss, or with none that is finite, waits for none.
+        state.leaps.pass_to(window.last_step)
         for known in state.beside.values():
             for old in [at for at in known if state.steps and at < state.steps[0]]:
+                del known[old]
+            for old in sorted(known)[: -2 * LONGEST]:
                 del known[old]
         if state.incident is not None:
             findings.append(self._finding(state.incident))
@@ -408,6 +412,7 @@ class LossOscillating(Detector[OscillatingState]):
         )
         rate = rate_sentence(incident.rise)
         other = incident.beside
+        beyond = other.beyond(swing.amplitude, period) and not other.odd
         if other.odd:
             cause, remedy = recurs(other, period)
         elif period < _TWO and other.turns:
@@ -421,8 +426,8 @@ class LossOscillating(Detector[OscillatingState]):
                 "Nothing, if two of them are meant to take turns; log their losses under names of "
                 "their own. Else look at what is different at every other step."
             )
-        elif other.beyond(incident.amplitude, period):
-            cause, remedy = alternates(other, incident.amplitude, period)
+        elif beyond:
+            cause, remedy = alternates(other, swing.amplitude, period)
         elif period < _TWO:
             cause = sentences(
                 rate,
@@ -442,7 +447,7 @@ class LossOscillating(Detector[OscillatingState]):
                 "Lower the learning rate or the momentum. If the period is that of an epoch, "
                 "shuffle: `shuffle=True`, `DistributedSampler.set_epoch(epoch)`."
             )
-        if incident.rise is not None:
+        if incident.rise is not None and not beyond:
             remedy += (
                 f" At a learning rate of {number(incident.rise['lr_before'])} the loss did not "
                 "swing."
@@ -476,7 +481,7 @@ class LossOscillating(Detector[OscillatingState]):
                 **(incident.rise or {}),
                 **({"recurs": True} if other.odd else {}),
                 **({"turns": True} if other.turns and period < _TWO else {}),
-                **({"reach": other.reach} if math.isfinite(other.reach) else {}),
+                **({"reach": other.reach} if beyond else {}),
                 **{f"{name}_range": list(both) for name, both in other.ranges.items()},
             },
         )

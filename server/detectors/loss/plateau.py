@@ -34,7 +34,7 @@ _BY_CHANCE = 4.0
 _MOST_BLOCKS = 8192
 # Losses from one sample to the next.
 _STRIDE = 10
-# Of the samples of a batch, as shares of their size: of the inputs, and of the outputs.
+# Of the samples of a batch: of the inputs, and of the directions of the outputs.
 _SPREADS = ("input_spread", "output_spread")
 
 
@@ -128,9 +128,9 @@ class LossPlateau(Detector[PlateauState]):
         the second half of the run, unless inputs are large (`input_rms` above 30) or targets are
         far larger than the outputs.
         Losses that change their sign are surrogates and are not judged.
-        Parts of the loss that a user logs (by their names: `cls_loss`, `recon`, `mse` ...) are a
-        warning where no 50 of 200 observations or more lie 5 % below the first 10, while the loss
-        has come to half of what it was.
+        Parts of the loss that a user logs (by their names: `cls_loss`, `recon`, `mse` ...) are
+        reported where all 50 of 200 observations or more lie within 5 % of the first 10, while the
+        loss has come to half of what it was: a warning at an accuracy of 0.6 or less, else info.
 
     Evidence:
         `first`, `last` (means of the loss), `gain`, `standard_error` (of `last`), and where they
@@ -208,7 +208,8 @@ class LossPlateau(Detector[PlateauState]):
         state.visits.pass_to(window.last_step)
         findings = tuple(finding_of(e, self.policy) for e in state.watch.take(window.last_step))
         state.terms.take(window)
-        findings += tuple(state.terms.findings(window.last_step))
+        if not state.turns:
+            findings += tuple(state.terms.findings(window.last_step))
         return Outcome({"loss.plateau": _check(state, self.policy)}, findings)
 
     def _after_decay(self, step: int, state: PlateauState) -> None:
@@ -326,7 +327,7 @@ class LossPlateau(Detector[PlateauState]):
             spreads=tuple(median(state.spreads[name]) for name in _SPREADS),
             nears=worse and self._nears(state),
             guessed=guessed,
-            short=state.passed < policy.sure,
+            short=state.passed < policy.evidence,
             path=state.path.length if state.updates else math.nan,
             steps=state.passed,
             turns=state.turns,

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 # Scatter of a step's targets over that of all before, from which on it is no chance: of 64 targets
 # it errs by some hundredths.
 _WIDER = 1.25
-# Spread of the outputs of a batch, as a share of their size, up to which rounding made it.
-_SAME_OUTPUTS = 1e-6
+# Spread of the directions of the outputs of a batch (1 less the square of their mean's length) up
+# to which rounding made it.
+_SAME_OUTPUTS = 1e-7
 
 
 @dataclass(slots=True)
@@ -36,8 +37,8 @@ class Flat:
             known.
         inputs, inputs_first: root mean square of the inputs, the latest and the first ones; NaN
             where it is not known.
-        spreads: of the samples of a batch, as shares of their size: of the inputs, of the outputs;
-            NaN where they are not known.
+        spreads: of the samples of a batch: of the inputs, as a share of their size, and of the
+            directions of the outputs; NaN where they are not known.
         nears: the answers are far worse than that, and become better.
         guessed: among how many answers guessing costs as much; 0 where that is not so.
         short: there are too few losses to be sure of more than that.
@@ -170,20 +171,25 @@ def cause_and_remedy(facts: Flat, policy: PlateauPolicy) -> tuple[str, str]:
             "are clipped; if it comes again at the same step, look at the data from there on.",
         )
     if facts.spreads[0] == 0:
+        size = (
+            f", with a root mean square of {number(facts.inputs)}"
+            if math.isfinite(facts.inputs)
+            else ""
+        )
         return (
-            f"{moved}. The inputs of a batch are one and the same, to the last bit, with a root "
-            f"mean square of {number(facts.inputs)}: nothing in them tells one sample from "
-            "another, and only the frequencies of the targets can be learned. They were read, "
-            "decoded, masked or scaled to a constant, or features that are constant were chosen.",
+            f"{moved}. In all numbers that were compared, up to 64 from all over each sample, the "
+            f"inputs of a batch are one and the same{size}: hardly anything in them tells one "
+            "sample from another. They were read, decoded, masked or scaled to a constant, or "
+            "features that are constant were chosen.",
             "Print some inputs as the model gets them, and follow them back through transforms and "
             "loader to where they become the same.",
         )
-    if facts.spreads[1] <= _SAME_OUTPUTS:
+    if facts.spreads[1] <= _SAME_OUTPUTS and not math.isnan(facts.accuracy):
         return (
-            f"{moved}. The outputs of a batch are all the same while their inputs differ: the way "
-            "from the inputs to the answers is cut. The last layer's weights are 0, or frozen "
-            "while its bias is trained; all units before it are dead or saturated; a mask leaves "
-            "nothing.",
+            f"{moved}. The scores of all samples of a batch have one and the same direction, to "
+            "the last digits, while their inputs differ: the way from the inputs to the answers is "
+            "cut. Possibly the last layer's weights are 0, or frozen while its bias is trained; "
+            "all units before it are dead or saturated; or a mask leaves nothing.",
             "Follow two different inputs through the layers, and see where they begin to give the "
             "same. Look at the weights there, and at which of them require a gradient.",
         )

@@ -13,8 +13,6 @@ class PlateauPolicy(Policy):
 
     Attributes:
         evidence: losses that are needed before anything but answers worth nothing is judged.
-        sure: losses from which on answers that are beyond doubt worth nothing are a warning: tests
-            of a loop with labels at random take 150 steps at most.
         soon: losses after which these are: of 67 healthy trainings whose answers were known, none
             had explained so little in its second half by then without explaining more and more.
         min_gain: share of the first losses that has to be gained.
@@ -78,7 +76,6 @@ class PlateauPolicy(Policy):
     """
 
     evidence: Observations = 200
-    sure: Observations = 160
     soon: Observations = 120
     min_gain: Share = 0.05
     rate: Share = 0.1

@@ -23,10 +23,9 @@ def answers_nothing(
 ) -> bool:
     """Whether answers are beyond doubt worth no more than one that is always the same, and stay so.
 
-    Sooner than where a hundred losses are at rest, so more is asked: what is explained is nothing
-    and has not grown from the quarter before, by a standard error, and the losses of the last half
-    of the run show no fall at all. A fall counts for nothing where the answers have come up to one
-    that is always the same, to half of that share, and were no worse before than by all of it.
+    Sooner than where a hundred losses are at rest, so more is asked: the losses of the last half of
+    the run show no fall at all, and what is explained is nothing and has not grown from the quarter
+    before, by a standard error.
 
     Args:
         losses: the latest, in their order.
@@ -37,7 +36,8 @@ def answers_nothing(
     half, quarter = total // 2, total // 4
     latest = list(losses)[-half:]
     pieces = [latest[at : at + _PIECE] for at in range(0, half, _PIECE)]
-    falls = mann_kendall([median(piece) for piece in pieces]) < -policy.arriving
+    if mann_kendall([median(piece) for piece in pieces]) < -policy.arriving:
+        return False
     recent = [share for at, share in shares if at > total - half]
     before = [share for at, share in shares if total - half - quarter < at <= total - half]
     if min(len(recent), 2 * len(before)) < policy.shares:
@@ -47,5 +47,4 @@ def answers_nothing(
     # Answers that are worse than that come up to it, whatever the inputs say.
     if max(mean, 0.0) - max(was, 0.0) > math.hypot(error, noise_of_mean(before)):
         return False
-    arrived = -policy.explained <= min(mean, was) and mean + error <= policy.explained / 2
-    return arrived or (not falls and mean + error <= policy.explained)
+    return mean + error <= policy.explained

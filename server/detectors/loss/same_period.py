@@ -145,8 +145,8 @@ def alternates(known: Beside, amplitude: float, period: float) -> tuple[str, str
         f"Within {number(period)} steps it moves by {number(amplitude)} and back, and a step can "
         f"have changed it by about {number(known.reach)} (its length times the gradient's): the "
         "steps are too short to make that, so the learning rate is not why. What the loss is "
-        "measured on comes and goes with this period: two sources in turns, labels that are other "
-        "ones at every other batch, a term or a sign of the loss that alternates, a schedule."
+        "measured on comes and goes with this period: sources in turns, batches whose labels are "
+        "other ones, a term or a sign of the loss that alternates, a schedule."
     )
     if known.cosine <= _SENT_BACK:
         cause += (

@@ -26,6 +26,9 @@ from rankscope.server.window import Check, Window
 _STRIDE = 10
 # Of the learning rate to what it was 100 observations ago, from which on it is being warmed up.
 _RISING = 1.05
+# Update, relative to the parameters, below which rounding to 32 bits (6e-8) takes it off the
+# largest of them.
+_ROUNDING = 1e-6
 # `eps` of an adaptive optimizer from which on it counts beside the roots of second moments: 1e-8 is
 # usual, 1e-4 is recommended for half precision.
 _LARGE_EPSILON = 1e-3
@@ -397,6 +400,8 @@ def _finding(episode: Episode[Slow], state: LowState, policy: LowPolicy, window:
             f"The learning rate of {number(facts.rate)} is too low: a step changes the parameters "
             f"by {number(facts.update)} of their size"
         )
+        if facts.update < _ROUNDING:
+            evidence["below_rounding"] = True
         share = (facts.first - facts.last) / abs(facts.first) if facts.first else 0.0
         cause = (
             f"The loss gained {percent(max(share, 0.0))} over the run so far. Even if all "

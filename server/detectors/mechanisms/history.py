@@ -94,12 +94,10 @@ class Companions:
                     self.highest = max(self.highest, seen[0][1])
                 seen.append(waiting.popleft())
 
-    def rate_at(self, step: int) -> float:
-        """The first rate from a step on, else the newest; NaN where none is known."""
-        since = [rate for at, rate in self.rates if at >= step]
-        if since or not self.rates:
-            return since[0] if since else math.nan
-        return self.rates[-1][1]
+    def highest_rate(self, since: int) -> float:
+        """The highest rate from a step on; NaN where none is known."""
+        known = [rate for at, rate in self.rates if at >= since and math.isfinite(rate)]
+        return max(known, default=math.nan)
 
     def raised_rate(self, onset: int, *, before: int, factor: float) -> Mapping[str, float] | None:
         """The rise of the learning rate that may be behind a fault.

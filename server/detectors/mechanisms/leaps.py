@@ -118,14 +118,19 @@ class Leaps:
             return
         self.losses.append(loss)
         reach = self.reach(step)
-        if len(before) < _BACK or not reach > 0 or step - self.written <= 1:
+        if len(before) < _BACK or not reach > 0:
             return
         highest = max(before)
         if loss - highest > max(BEYOND * reach, _CLEAR * (highest - min(before))):
             self.found.append(Leap(step, float(np.median(before)), loss, reach))
 
     def reach(self, step: int) -> float:
-        """By how much the update before a step can have changed its loss; NaN where not known."""
+        """By how much the update before a step can have changed its loss; NaN where not known.
+
+        Nor is it where something else has written the parameters, as the other player of a game.
+        """
+        if self.games or step - self.written <= 1:
+            return math.nan
         updates = [value for at, value in self.updates if at == step - 1]
         gradients = [value for at, value in self.gradients if step - 1 <= at <= step]
         return max(updates) * max(gradients) if updates and gradients else math.nan

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from functools import cache
 
 from rankscope.server.detectors.metric.series import is_logged
@@ -43,6 +42,13 @@ def rises(name: str) -> bool:
     return is_logged(name) and bool(parts & _HIGHER) and not parts & _OTHER
 
 
-def rewarded(names: Iterable[str]) -> bool:
-    """Whether one of these is a reward: the training learns from what an agent is given."""
-    return any(rises(name) and parts_of(name) & REWARDS for name in names)
+@cache
+def is_reward(name: str) -> bool:
+    """Whether a series is what an agent was given for what it did.
+
+    A model of rewards, or of preferences, has accuracies and margins of them, and a loss that has
+    to fall.
+    """
+    parts = parts_of(name)
+    other = _HIGHER - REWARDS | {"margin", "margins", "accuracies", "model", "rm", "dpo"}
+    return rises(name) and bool(parts & REWARDS) and not parts & other

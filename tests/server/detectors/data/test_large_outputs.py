@@ -47,3 +47,8 @@ def test_a_loss_that_is_spent_on_shrinking_them_is_found(scale, cuts):
 )
 def test_else_nothing_is_said(times, more):
     assert alerts(times, **more) == ()
+
+
+def test_it_is_over_when_they_are_better_than_that():
+    [alert] = alerts(lambda t: np.where(t < 120, 130 * 0.99**t, 0.5))
+    assert alert.state == "resolved"

@@ -37,14 +37,29 @@ def test_else_nothing_is_said(spreads):
     assert not [a for a in alerts(*spreads) if a.key == "spread"]
 
 
-def sized(*sizes):
+def sized(*sizes, worth=0.0, steps=140):
     """Of ranks whose first layer is given inputs of these sizes."""
-    series = {"first_layer_input_rms": np.tile(np.array(sizes)[:, None], STEPS)}
-    return judge(Trace("sized", 0, np.arange(STEPS), series), [Unscaled()]).alerts
+    series = {
+        "first_layer_input_rms": np.tile(np.array(sizes)[:, None], steps),
+        "explained_deviance": np.full((len(sizes), steps), worth),
+    }
+    return judge(Trace("sized", 0, np.arange(steps), series), [Unscaled()]).alerts
 
 
-def test_inputs_that_are_nothing_but_zeros_are_told():
+def test_inputs_that_are_nothing_but_zeros_are_told_where_nothing_is_learned():
     (alert,) = sized(0.0, 0.0)
     assert (alert.kind, alert.severity, alert.first_step) == ("data.unscaled", "warning", 0)
+    assert alert.seen_step == 100
     assert "nothing but zeros" in alert.title
-    assert sized(0.0, 1.0) == ()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "more"),
+    [
+        ((0.0, 1.0), {}),  # one rank alone: `data.outlier`
+        ((0.0, 0.0), {"worth": 0.4}),  # a branch that begins at zero beside others
+        ((0.0, 0.0), {"steps": 90}),  # too soon to know
+    ],
+)
+def test_zeros_that_do_no_harm_are_not(sizes, more):
+    assert sized(*sizes, **more) == ()

@@ -294,7 +294,7 @@ def test_what_was_written_after_a_sampled_step_is_known_without_a_sample_of_the_
     )
 
 
-def ends(ranks, *, at=42, every=4, later=()):
+def ends(ranks, *, at=8, every=2, later=()):
     """Local SGD whose averages end, but for later ones before these steps."""
     job = averaged(ranks, every=every)
     job.marked = job.alone = True
@@ -310,21 +310,35 @@ def ends(ranks, *, at=42, every=4, later=()):
 @pytest.mark.parametrize("sampled_every", [1, 3])
 def test_averages_that_end_for_all_are_no_average_that_one_missed(ranks, sampled_every, cuts):
     job = ends(ranks)
-    job.unseen = {step for step in range(48, STEPS) if step % sampled_every}
+    job.unseen = {step for step in range(12, STEPS) if step % sampled_every}
     [alert], _ = serious(job, cuts)
     assert (alert.kind, alert.severity, alert.state) == ("desync.parameters", "warning", "open")
-    assert (alert.ranks, alert.first_step) == (tuple(range(ranks)), 44)
+    assert (alert.ranks, alert.first_step) == (tuple(range(ranks)), 8)
+    assert alert.seen_step >= 72
     assert "and no longer since" in alert.cause
     assert "missed" not in alert.cause
 
 
 @pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
 @pytest.mark.parametrize("sampled_every", [1, 3])
-@pytest.mark.parametrize("later", [(48, 56, 64, 72), (50, 60, 70), (52, 68)])
+@pytest.mark.parametrize("later", [range(16, STEPS, 8), (20, 40, 60), (60,)])
 def test_averages_that_come_more_seldom_have_not_ended(later, sampled_every, cuts):
     job = ends(4, later=later)
-    job.unseen = {step for step in range(48, STEPS) if step % sampled_every}
+    job.unseen = {step for step in range(12, STEPS) if step % sampled_every}
     assert serious(job, cuts)[0] == []
+
+
+@pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
+def test_averages_that_are_no_longer_needed_have_not_ended(cuts):
+    job = ends(4)
+    # All ranks take the same steps from then on, and one leaves them at the end.
+    for step in range(8, STEPS):
+        job.before[:, step] = job.after[:, step - 1] if step > 8 else 77
+        job.after[:, step] = 1000 + step
+    job.after[3, 76:] = np.arange(76, STEPS) + 5000
+    job.before[3, 77:] = job.after[3, 76:-1]
+    [alert], _ = serious(job, cuts)
+    assert (alert.ranks, alert.first_step) == ((3,), 76)
 
 
 def test_a_zero_of_another_sign_is_no_desync():

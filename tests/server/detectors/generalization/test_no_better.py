@@ -101,6 +101,53 @@ def test_where_it_sees_one_that_alone_is():
     assert alert.evidence["evaluation"] == ""
 
 
+@pytest.mark.parametrize("cuts", [(), (100,), (100, 101, 270)])
+def test_what_is_logged_before_the_agent_sees_one_ends_there(cuts):
+    at = np.arange(STEPS)
+    series = {
+        "loss": np.tile([solved(step) for step in at], (2, 1)),
+        "val_loss": np.tile(2.5 + 0.001 * at, (2, 1)),
+        "eval/loss": np.full((2, STEPS), 0.02),
+        "target_deviance": np.full((2, STEPS), CONSTANT),
+    }
+    present = {
+        "val_loss": np.tile(at % 20 == 19, (2, 1)),
+        "eval/loss": np.tile(at == 259, (2, 1)),
+    }
+    trace = Trace("both", 0, at, series, present=present)
+    [alert] = judge(trace, [GeneralizationGap()], cuts).alerts
+    assert (alert.state, alert.evidence["evaluation"]) == ("resolved", "val")
+
+
+def test_a_value_that_is_logged_at_every_step_is_one_evaluation_each():
+    at = np.arange(400)
+    random = np.random.default_rng(0)
+    values = np.repeat(0.97 ** np.arange(10) * np.exp(0.12 * random.standard_normal(10)), 40)
+    series = {
+        "loss": np.tile(np.maximum(0.98**at, 0.01), (2, 1)),
+        "val_loss": np.tile(values, (2, 1)),
+    }
+    trace = Trace("forward", 0, at, series)
+    once = Trace("once", 0, at, series, present={"val_loss": np.tile(at % 40 == 0, (2, 1))})
+    found = [judge(job, [GeneralizationGap()]).alerts for job in (trace, once)]
+    assert [len(alerts) for alerts in found] == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["val_kl_loss", "val/aux_loss", "valid_loss_tokens", "value_loss"])
+def test_other_names_are_no_evaluations(name):
+    assert alerts(solved, lambda step: 2.5 + 0.02 * step, name=name) == ()
+
+
+def test_what_changes_at_every_step_is_no_evaluation():
+    at = np.arange(STEPS)
+    random = np.random.default_rng(0)
+    series = {
+        "loss": np.tile([solved(step) for step in at], (2, 1)),
+        "val_loss": np.tile(1 + 0.02 * at + random.random(STEPS), (2, 1)),
+    }
+    assert judge(Trace("value", 0, at, series), [GeneralizationGap()]).alerts == ()
+
+
 @pytest.mark.parametrize(
     "evaluated",
     [

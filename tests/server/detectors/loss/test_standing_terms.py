@@ -11,12 +11,15 @@ STEPS = 300
 CUTS = [(), (7, 8, 150), range(0, STEPS, 11)]
 
 
-def alerts(part, *, name="cls_loss", whole=lambda t: 60 * 0.97**t + 3, cuts=()):
+def alerts(
+    part, *, name="cls_loss", whole=lambda t: 60 * 0.97**t + 3, cuts=(), accuracy=0.4, first=0
+):
     """Of a job that logs a part of its loss; both as functions of the step."""
     at = np.arange(STEPS)
     noise = np.exp(0.03 * np.random.default_rng(0).standard_normal((2, STEPS)))
     series = {"loss": whole(at) * noise, name: part(at) * noise}
-    found = judge(Trace("parts", 0, at, series), [LossPlateau()], cuts).alerts
+    series["accuracy"] = np.full((2, STEPS), accuracy)
+    found = judge(Trace("parts", 0, at + first, series), [LossPlateau()], cuts).alerts
     return [alert for alert in found if alert.key]
 
 
@@ -40,7 +43,11 @@ def test_it_is_over_when_the_part_falls():
         (lambda t: 1.1 * 0.99**t, {}),  # it falls
         (lambda t: np.where(t < 60, 1.1 - 0.005 * t, 0.8), {}),  # it fell, and has come to its end
         (lambda t: 1.1 + 0 * t, {"whole": lambda t: 4 - 0.004 * t}),  # so does the whole, or nearly
+        (lambda t: 1.1 + 0.01 * t, {}),  # it rises
+        (lambda t: 1.1 + 0 * t, {"first": 5000}),  # who goes on has learned it before
         (lambda t: 1.1 + 0 * t, {"name": "kl_loss"}),  # it need not fall
+        (lambda t: 1.1 + 0 * t, {"name": "moe_loss"}),
+        (lambda t: 1.1 + 0 * t, {"name": "loss_tokens"}),
         (lambda t: 1.1 + 0 * t, {"name": "val_loss"}),  # an evaluation has a kind of its own
         (lambda t: 1.1 + 0 * t, {"name": "loss_d"}),  # a player's
         (lambda t: 1.1 + 0 * t, {"name": "codes_used"}),  # no error at all
@@ -48,6 +55,12 @@ def test_it_is_over_when_the_part_falls():
 )
 def test_others_are_not(part, more):
     assert alerts(part, **more) == []
+
+
+@pytest.mark.parametrize("accuracy", [0.9, np.nan])
+def test_where_answers_are_right_or_unknown_it_is_a_remark(accuracy):
+    [alert] = alerts(lambda t: 1.1 - 0.0001 * t, accuracy=accuracy)
+    assert alert.severity == "info"
 
 
 def test_what_never_changes_is_a_setting():
