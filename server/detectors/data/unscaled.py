@@ -161,8 +161,8 @@ class Unscaled(Detector[UnscaledState]):
         self._take_spread(window, state.spread)
         findings += [_alike(e) for e in state.spread.watch.take(window.last_step)]
         for step, row in together(window, *_TARGETS):
-            scale, size, explained = (row.get(name, math.nan) for name in _TARGETS)
-            state.targets.push(step, scale, size, explained)
+            scale, target_size, explained = (row.get(name, math.nan) for name in _TARGETS)
+            state.targets.push(step, scale, target_size, explained)
             state.outputs.push(step, explained, scale)
             self._take_zeros(step, state)
         last = window.last_step

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from rankscope.server.comparison.steps import PUSHED
 from rankscope.server.detectors.base import Detector, Finding, Outcome
-from rankscope.server.detectors.desync.averaging_rounds import MARK, AveragingRound
+from rankscope.server.detectors.desync.averaging_rounds import MARK, AveragingRound, MissedRound
 from rankscope.server.detectors.desync.checks import SUBJECTS, checks_of
 from rankscope.server.detectors.desync.coverage import Coverage
 from rankscope.server.detectors.desync.explain import finding_of
@@ -30,7 +30,6 @@ from rankscope.server.detectors.desync.parts import (
 )
 from rankscope.server.detectors.desync.resumed import resumed_finding
 from rankscope.server.detectors.desync.returns import (
-    MissedRound,
     interval_of_returns,
     missed_at,
     returns_finding,

@@ -37,8 +37,8 @@ class Flat:
             known.
         inputs, inputs_first: root mean square of the inputs, the latest and the first ones; NaN
             where it is not known.
-        spreads: of the samples of a batch: of the inputs, as a share of their size, and of the
-            directions of the outputs; NaN where they are not known.
+        inputs_spread, outputs_spread: of the samples of a batch: of the inputs, as a share of their
+            size, and of the directions of the outputs; NaN where it is not known.
         nears: the answers are far worse than that, and become better.
         guessed: among how many answers guessing costs as much; 0 where that is not so.
         short: there are too few losses to be sure of more than that.
@@ -67,7 +67,8 @@ class Flat:
     scale: float = math.nan
     inputs: float = math.nan
     inputs_first: float = math.nan
-    spreads: tuple[float, float] = (math.nan, math.nan)
+    inputs_spread: float = math.nan
+    outputs_spread: float = math.nan
     nears: bool = False
     guessed: int = 0
     short: bool = False
@@ -170,7 +171,7 @@ def cause_and_remedy(facts: Flat, policy: PlateauPolicy) -> tuple[str, str]:
             f"rate{f' ({number(facts.rate / 3)})' if facts.rate > 0 else ''} and gradients that "
             "are clipped; if it comes again at the same step, look at the data from there on.",
         )
-    if facts.spreads[0] == 0:
+    if facts.inputs_spread == 0:
         size = (
             f", with a root mean square of {number(facts.inputs)}"
             if math.isfinite(facts.inputs)
@@ -184,7 +185,7 @@ def cause_and_remedy(facts: Flat, policy: PlateauPolicy) -> tuple[str, str]:
             "Print some inputs as the model gets them, and follow them back through transforms and "
             "loader to where they become the same.",
         )
-    if facts.spreads[1] <= _SAME_OUTPUTS and not math.isnan(facts.accuracy):
+    if facts.outputs_spread <= _SAME_OUTPUTS and not math.isnan(facts.accuracy):
         return (
             f"{moved}. The scores of all samples of a batch have one and the same direction, to "
             "the last digits, while their inputs differ: the way from the inputs to the answers is "

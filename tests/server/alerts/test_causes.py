@@ -29,6 +29,26 @@ CASES = {
         alert("gradient.vanishing", 60, evidence={"ratio": 1e-3}),
         True,
     ),
+    "a rate of next to nothing, and tensors that it cannot move": (
+        alert("lr.too_low", 0, last_step=300, evidence={"below_rounding": True}),
+        alert("update.missing", 0, evidence={"few": True}),
+        True,
+    ),
+    "a batch that comes again and again, and a rank's loss much later": (
+        alert("data.unshuffled", 40, key="stuck", last_step=900),
+        alert("rank.loss_outlier", 400, ranks=(0,)),
+        False,
+    ),
+    "a batch that comes again and again, and what each rank makes of its own": (
+        alert("data.unshuffled", 40, key="stuck", last_step=900),
+        alert("rank.loss_outlier", 45, ranks=(0,)),
+        True,
+    ),
+    "one class after the other, and the loss that rises with it": (
+        alert("data.unmixed", 5, last_step=300),
+        alert("loss.diverging", 0, severity="critical"),
+        True,
+    ),
     "gradients that are zero, and the weight decay that goes on": (
         forever("gradient.vanishing", 0, severity="critical", evidence={"observed": 160}),
         alert("update.drift", 2, key="shrunk"),
