@@ -56,7 +56,8 @@ class Batch(Probe):
     batches are of this size: what there is to be learned from beside this batch; `loader_workers`
     is the number of its processes, where it has some. `input_spread` is
     how far the samples of the batch scatter around their mean, relative to their root mean square,
-    of the same tensor as `input_rms` and over up to 64 samples: 0 where all are alike.
+    of the same tensor as `input_rms` and over up to 64 samples, 64 numbers or more from all over
+    each: 0 where all are alike.
     `input_moments/0` to `/11` say how the inputs are distributed, and `token_moments/0` to `/11`
     the same of whole numbers (`InputMoments.of`): ranks that read the same kind of data have the
     same ones, but for chance. Passes

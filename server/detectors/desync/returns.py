@@ -15,9 +15,9 @@ from rankscope.server.window import Comparison
 
 # Rounds in a row that no rank makes, after which there are none any more: an interval may be
 # doubled, and doubled again, on purpose.
-_NONE = 4
+_ROUNDS = 4
 # And steps, at the least: after a phase of averages at every step they may come every 32.
-_LEAST = 64
+_STEPS = 64
 
 
 def interval_of_returns(state: DesyncState, needed: int) -> int:
@@ -65,7 +65,7 @@ def missed_at(state: DesyncState, facts: VersionFacts, step: int) -> MissedRound
     if facts.outside and state.never_met.found:
         return MissedRound(state.never_met.rounds[0], state.never_met.interval)
     due = state.due
-    if due is None or step - due.step < max(_NONE * due.period, _LEAST):
+    if due is None or step - due.step < max(_ROUNDS * due.period, _STEPS):
         return None
     # Ranks that were equal once more since then go on at another interval.
     equal = bool(state.returns) or state.last_equal.get("parameters", -1) >= due.step

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 # it errs by some hundredths.
 _WIDER = 1.25
 # Spread of the directions of the outputs of a batch (1 less the square of their mean's length) up
-# to which rounding made it.
-_SAME_OUTPUTS = 1e-7
+# to which rounding made it: two steps of 32-bit numbers below 1.
+_SAME_OUTPUTS = 1.3e-7
 
 
 @dataclass(slots=True)

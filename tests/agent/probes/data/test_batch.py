@@ -287,6 +287,10 @@ def test_samples_that_are_all_alike():
     assert scalars_of(torch.randn(8, 3, 5))["input_spread"] == pytest.approx(0.94, abs=0.1)
     assert scalars_of(torch.randn(8, 3, 5))["sample_elements"] == 15
     assert "input_spread" not in scalars_of(torch.randn(1, 5))
+    # The border of an image is the same in all of them.
+    images = torch.zeros(64, 1, 28, 28)
+    images[:, :, 4:24, 4:24] = torch.randn(64, 1, 20, 20)
+    assert scalars_of(images)["input_spread"] == pytest.approx(1.0, abs=0.1)
 
 
 def test_how_the_inputs_are_distributed():
