@@ -99,6 +99,11 @@ def alert(kind: str, first_step: int, **more: Any) -> Alert:
     return replace(opened, **({"id": f"{kind}@{first_step}"} | more))
 
 
+def forever(kind: str, first_step: int, **more: Any) -> Alert:
+    """An alert that does not end by itself."""
+    return alert(kind, first_step, clear_after=None, **more)
+
+
 def linked(alerts: Sequence[Alert]) -> dict[str, Alert]:
     """All of them by id, as `link` leaves them."""
     before = {a.id: a for a in alerts}
