@@ -173,7 +173,7 @@ class Unscaled(Detector[UnscaledState]):
         return Outcome({kind: self._check(kind, state) for kind in _SERIES}, tuple(findings))
 
     def _take_zeros(self, step: int, state: UnscaledState) -> None:
-        """Inputs of the first layer that is trained which are 0, beside answers worth nothing."""
+        """Inputs of the first layer that are 0, beside answers worth nothing."""
         inputs = state.sizes["data.unscaled"]
         if len(inputs.most) < self.policy.samples or median(inputs.most) > 0:
             return

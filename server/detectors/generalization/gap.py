@@ -156,7 +156,7 @@ class GapState:
     logged: LoggedEvaluations = field(default_factory=LoggedEvaluations)
     courses: dict[str, Course] = field(default_factory=dict)
 
-    def see(self, step: int) -> None:
+    def agent_sees(self, step: int) -> None:
         """The agent sees an evaluation itself: those that are logged are over."""
         self.logged.over = True
         for name in self.logged.newest:
@@ -239,12 +239,11 @@ class GeneralizationGap(Detector[GapState]):
             if not state.logged.over and any(
                 math.isfinite(row.get(name, math.nan)) for name in seen
             ):
-                state.see(step)
+                state.agent_sees(step)
             for name, of_accuracy in accuracies.items():
                 loss = row.get(name, math.nan)
                 if math.isfinite(loss) and (name in seen or state.logged.takes(name, step, loss)):
                     course = state.courses.setdefault(name, Course(_name(name)))
-                    course.no_better.logged = name not in seen
                     accuracy = row.get(of_accuracy, math.nan)
                     training, error = self._training(step, state, course)
                     state.lowest = min(state.lowest, loss)
@@ -258,9 +257,12 @@ class GeneralizationGap(Detector[GapState]):
                     constant = median(state.constants)
                     state.visits.pass_to(step)
                     found = Losses(loss, training, constant, error, state.visits.mean)
-                    course.no_better.begins = state.first_step <= 1
                     others = (c.no_better.better for c in state.courses.values())
-                    course.no_better.take(step, found, spacing, alone=not any(others))
+                    # What was trained before has come down already, in whatever unit.
+                    if name in seen or state.first_step <= 1:
+                        course.no_better.take(
+                            step, found, spacing, alone=not any(others), logged=name not in seen
+                        )
         state.visits.pass_to(window.last_step)
         findings = []
         for course in state.courses.values():

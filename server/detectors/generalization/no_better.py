@@ -55,28 +55,33 @@ class NoBetter:
     Attributes:
         since, times: of those in a row that are no better than a constant where training is solved.
         never: that are worse than a constant, since the first one of all.
-        logged: a user logs them: they may be in another unit than the loss of training, as sums
-            over batches are, and say nothing where they have ever come down, or lie far above.
         first, least: the first one of all, and the lowest.
-        begins: the training began in this run.
     """
 
     since: int = -1
     times: int = 0
     never: list[tuple[int, float]] = field(default_factory=list)
     better: bool = False
-    logged: bool = False
-    begins: bool = True
     first: float = math.nan
     least: float = math.inf
     watch: Watch[Losses] = field(default_factory=Watch)
 
-    def take(self, step: int, found: Losses, spacing: int, *, alone: bool = True) -> None:
+    def take(
+        self,
+        step: int,
+        found: Losses,
+        spacing: int,
+        *,
+        alone: bool = True,
+        logged: bool = False,
+    ) -> None:
         """Takes an evaluation; NaN for what is not known.
 
         Args:
             spacing: steps that as many evaluations take as have to be better for it to be over.
             alone: no other evaluation of the run was ever better than a constant answer.
+            logged: a user logs them: they may be in another unit than the loss of training, as sums
+                over batches are, and say nothing where they have come down, or lie far above.
         """
         self.watch.clear_after = spacing
         constant = found.constant
@@ -85,7 +90,7 @@ class NoBetter:
             self.never.append((step, found.evaluated))
         self.first = found.evaluated if math.isnan(self.first) else self.first
         self.least = min(self.least, found.evaluated)
-        if self.logged and not self._of_one_unit(found):
+        if logged and not self._of_one_unit(found):
             self.times = 0
         elif found.evaluated >= _NOTHING * constant > 0 and found.trained < _LEARNED * constant:
             self.since = step if not self.times else self.since
@@ -94,13 +99,13 @@ class NoBetter:
             self.times = 0
         if self.times >= _EVALUATIONS:
             self.watch.bad(step, found, first_step=self.since).facts = found
-        elif alone and not self.logged and self._memorises(found):
+        elif alone and not logged and self._memorises(found):
             self.watch.bad(step, found, first_step=self.never[0][0]).facts = found
         else:
             self.watch.good(step)
 
     def _of_one_unit(self, found: Losses) -> bool:
-        stands = self.begins and self.least >= _NOTHING * self.first
+        stands = self.least >= _NOTHING * self.first
         return stands and found.evaluated <= _FAR * found.constant
 
     def _memorises(self, found: Losses) -> bool:

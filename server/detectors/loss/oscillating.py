@@ -264,8 +264,9 @@ class LossOscillating(Detector[OscillatingState]):
         for known in state.beside.values():
             for old in [at for at in known if state.steps and at < state.steps[0]]:
                 del known[old]
-            for old in sorted(known)[: -2 * LONGEST]:
-                del known[old]
+            if len(known) > 2 * LONGEST:
+                for old in sorted(known)[: -2 * LONGEST]:
+                    del known[old]
         if state.incident is not None:
             findings.append(self._finding(state.incident))
         return Outcome({"loss.oscillating": self._check(state)}, tuple(findings))

@@ -11,7 +11,7 @@ from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.mechanisms.episode import Episode, Watch
 from rankscope.server.detectors.mechanisms.series_by_step import median, together
 from rankscope.server.detectors.mechanisms.wording import count, number
-from rankscope.server.detectors.metric.score_names import parts_of
+from rankscope.server.detectors.metric.score_names import OF_SOMETHING_ELSE, parts_of
 from rankscope.server.detectors.metric.series import is_logged
 from rankscope.server.detectors.profiles import OWN_GOAL
 from rankscope.server.window import Window
@@ -20,14 +20,13 @@ from rankscope.server.window import Window
 _LOWER = frozenset("loss mse mae rmse nll ce bce xent recon reconstruction".split())
 # ... and those with which it may be one that need not: regularisation, players of a game, what
 # comes of an evaluation, or a value that goes with something else.
-_OTHER = frozenset(
-    "l2 spread std kl kld kldiv commit commitment vq codebook reg regularization regularizer aux "
-    "auxiliary balance balancing router z entropy ent adv adversarial gan g d gen generator disc "
-    "discriminator critic fake real penalty decay policy actor value q pi v pg surrogate val valid "
-    "validation eval evaluation test dev holdout heldout ema avg best min max scale weight grad lr "
-    "temperature contrastive distill distillation kd consistency orth ortho smooth smoothness tv "
-    "perplexity total latent quant quantizer embedding prior moe lb gp running epoch sum cum "
-    "tokens token time seconds norm count num len length samples regularisation".split()
+_OTHER = OF_SOMETHING_ELSE | frozenset(
+    "l2 spread kld kldiv commit commitment vq codebook reg regularization regularisation "
+    "regularizer aux auxiliary balance balancing router z ent adv adversarial gan g d gen "
+    "generator decay policy actor value q pi v pg surrogate val valid validation eval evaluation "
+    "test dev holdout heldout ema avg max contrastive distill distillation kd consistency orth "
+    "ortho smooth smoothness tv perplexity total latent quant quantizer embedding prior moe lb gp "
+    "running epoch sum cum tokens token seconds samples".split()
 )
 # Observations before a part is judged, those that show how it began, and that are the latest.
 _OBSERVED, _FIRST, _LATEST = 200, 10, 50

@@ -16,12 +16,13 @@ _HIGHER = REWARDS | frozenset(
 )
 # ... and those with which it may be of something else: a spread or a setting of it, what is added
 # to explore, or the score of what is to be refused.
-_OTHER = frozenset(
-    "loss error err std var variance min lr rate weight coef scale count num len length steps time "
-    "target baseline grad norm kl entropy intrinsic bonus curiosity novelty shaping penalty cost "
-    "fake real generated fid critic discriminator disc anomaly outlier opponent chosen rejected "
-    "eps temperature noise threshold thr best size bits".split()
+OF_SOMETHING_ELSE = frozenset(
+    "std var variance min lr rate weight coef scale count num len length steps time target "
+    "baseline grad norm kl entropy intrinsic bonus curiosity novelty shaping penalty cost fake "
+    "real generated fid critic discriminator disc anomaly outlier opponent chosen rejected eps "
+    "temperature noise threshold thr best size bits".split()
 )
+_ERRORS = frozenset("loss error err".split())
 _PARTS = re.compile(r"[a-z]+\d*|[A-Z]+(?![a-z])\d*|[A-Z][a-z]+\d*")
 _WORDS = re.compile(r"[a-z]+\d*")
 # The series among which rewards are, as patterns.
@@ -39,7 +40,7 @@ def parts_of(name: str) -> frozenset[str]:
 def rises(name: str) -> bool:
     """Whether the name of a user's series says that higher is better."""
     parts = parts_of(name)
-    return is_logged(name) and bool(parts & _HIGHER) and not parts & _OTHER
+    return is_logged(name) and bool(parts & _HIGHER) and not parts & (OF_SOMETHING_ELSE | _ERRORS)
 
 
 @cache
