@@ -10,10 +10,10 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.desync.averaging_rounds import MARK
-from rankscope.server.detectors.mechanisms.statistics import mean_over_ranks, rank_rows
+from rankscope.server.detectors.mechanisms.statistics import mean_over_ranks, rank_rows, shared
 from rankscope.server.detectors.mechanisms.wording import number
 from rankscope.server.detectors.profiles import TURNS
-from rankscope.server.window import Float64, Window
+from rankscope.server.window import Float64, Int64, Window
 
 # Losses before a rise. Norms of other steps than its own say nothing of it: a rate may have been
 # raised.
@@ -75,9 +75,8 @@ class Leaps:
         laid: list[tuple[int, str, float]] = []
         self.games |= any(event.kind == TURNS for event in window.events)
         for metric in (*self._NORMS, "update_norm"):
-            steps, rows = rank_rows(window, metric)
-            whole = _largest(rows) if metric == _LOCAL else _whole(rows)
-            laid += zip(steps.tolist(), [metric] * len(steps), whole.tolist(), strict=True)
+            steps, norms = _norms(window, metric)
+            laid += zip(steps.tolist(), [metric] * len(steps), norms.tolist(), strict=True)
         marks, between = window.series.get(MARK), window.digests.get(_BETWEEN)
         if marks is not None:
             laid += [(step, MARK, 1.0) for step in window.steps[marks.present.any(axis=0)].tolist()]
@@ -134,6 +133,16 @@ class Leaps:
         updates = [value for at, value in self.updates if at == step - 1]
         gradients = [value for at, value in self.gradients if step - 1 <= at <= step]
         return max(updates) * max(gradients) if updates and gradients else math.nan
+
+
+def _norms(window: Window, metric: str) -> tuple[Int64, Float64]:
+    """Steps, int64 [N], and the norm at each, float64 [N], that several detectors ask for."""
+    known = window.derived.get(("norms", metric))
+    if known is None:
+        steps, rows = rank_rows(window, metric)
+        norms = _largest(rows) if metric == _LOCAL else _whole(rows)
+        known = shared(window, "norms", metric, (steps, norms))
+    return known[0], known[1]
 
 
 def _whole(rows: Float64) -> Float64:
